@@ -1,0 +1,54 @@
+"""The execution providers this package knows, by the short names it uses everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from causal_attn.errors import ProviderError
+
+__all__ = ["Provider"]
+
+
+class Provider(StrEnum):
+    """An ONNX Runtime execution provider.
+
+    The short name is the member's value; `ort_name` is what ONNX Runtime calls it and `device`
+    is the device class its model package format uses.
+    """
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    TENSORRT = "tensorrt"
+    OPENVINO = "openvino"
+
+    @property
+    def ort_name(self) -> str:
+        """ONNX Runtime's name, such as ``CPUExecutionProvider``."""
+        return _ORT_NAMES[self]
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``gpu``: the ``device`` of a variant in a model package."""
+        return "gpu" if self in (Provider.CUDA, Provider.TENSORRT) else "cpu"
+
+    @classmethod
+    def parse(cls, name: str | Provider) -> Provider:
+        """The provider called `name`, by its short name or by ONNX Runtime's.
+
+        Raises:
+            ProviderError: No provider is called so; the message lists those that are known.
+        """
+        for provider in cls:
+            if name in (provider.value, provider.ort_name):
+                return provider
+        raise ProviderError(
+            f"`provider` must be one of {[str(p) for p in cls]}, got {str(name)!r}."
+        )
+
+
+_ORT_NAMES = {
+    Provider.CPU: "CPUExecutionProvider",
+    Provider.CUDA: "CUDAExecutionProvider",
+    Provider.TENSORRT: "TensorrtExecutionProvider",
+    Provider.OPENVINO: "OpenVINOExecutionProvider",
+}

@@ -1,0 +1,1 @@
+"""Checks of an exported graph; torch is never imported here."""
