@@ -1,0 +1,106 @@
+"""``torch.ops.causal_attn.attend``: the one op that torch.export sees for causal attention.
+
+Its eager kernel is the reference, so a module that calls it computes what the specification says.
+An exporter replaces it, whole, by one of the forms in ``causal_attn.export.forms``; nothing has to
+be recognised in a traced graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from causal_attn.reference import attend as reference_attend
+
+__all__ = ["ATTEND", "attend"]
+
+
+@torch.library.custom_op("causal_attn::attend", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_weights: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Causal attention over the cached and the new tokens.
+
+    Args:
+        query: ``[batch, heads, q_tokens, features]``.
+        key: Keys of the new tokens, ``[batch, kv_heads, q_tokens, features]``.
+        value: Values of the new tokens, ``[batch, kv_heads, q_tokens, v_features]``.
+        past_key: Keys of earlier calls, ``[batch, kv_heads, past_tokens, features]``, zero
+            tokens allowed; with `past_value` or not at all.
+        past_value: ``[batch, kv_heads, past_tokens, v_features]``.
+        kv_lengths: ``[batch]`` int64, see `causal_attn.causal_attention`.
+        scale: Factor on the scores; default ``1 / sqrt(features)``.
+        window: Tokens a query sees, itself included.
+        softcap: ``c`` in ``c * tanh(score / c)``, before the mask.
+        return_weights: Whether the second result is filled.
+
+    Returns:
+        ``output [batch, heads, q_tokens, v_features]``,
+        ``weights [batch, heads, q_tokens, past_tokens + q_tokens]`` or ``[0]``,
+        ``present_key`` and ``present_value`` (past and new together) or ``[0]`` without a past.
+    """
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[-2]
+        key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
+    output, weights = reference_attend(
+        query,
+        key,
+        value,
+        past=past,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        kv_lengths=kv_lengths,
+    )
+    # A custom op may not return its inputs, and its results may not depend on a flag: what was
+    # not asked for is an empty tensor.
+    empty = query.new_empty(0)
+    return (
+        output.contiguous(),
+        weights if return_weights else empty,
+        key if past_key is not None else empty.clone(),
+        value if past_value is not None else empty.clone(),
+    )
+
+
+@attend.register_fake
+def _shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_weights: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, q_tokens, _ = query.shape
+    past = 0 if past_key is None else past_key.shape[-2]
+    kv_tokens = past + key.shape[-2]
+
+    def present(new: Tensor) -> Tensor:
+        if past_key is None:
+            return new.new_empty(0)
+        return new.new_empty(*new.shape[:2], kv_tokens, new.shape[3])
+
+    return (
+        query.new_empty(batch, heads, q_tokens, value.shape[3]),
+        query.new_empty(batch, heads, q_tokens, kv_tokens) if return_weights else query.new_empty(0),
+        present(key),
+        present(value),
+    )
+
+
+ATTEND = torch.ops.causal_attn.attend.default

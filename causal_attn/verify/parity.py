@@ -1,0 +1,169 @@
+"""Whether a graph says what PyTorch says: every output against a float64 oracle, within a budget.
+
+The budget is not a hand-picked tolerance. It is twice the error that plain torch (or numpy, where
+there is no torch) makes at the same dtype on the same inputs, plus a rounding band of a few units
+in the last place of the largest value: results that are exact by luck must not make a correct
+result fail. NaN where the oracle has none is a failure, whatever the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.certificate import Check
+from causal_attn.errors import CausalAttnError
+from causal_attn.runtime import Session
+from causal_attn.verify.feeds import LENGTHS, Bounds, Feeds, cases, make_feeds
+
+__all__ = ["Comparison", "Run", "check_parity", "compare"]
+
+Run = Callable[[Feeds], Mapping[str, NDArray[np.generic]]]
+"""Feeds by input name to results by output name."""
+
+BAND_ULP = 4
+"""One rounding each for score, exponential, sum and product."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One output against its oracle.
+
+    Attributes:
+        max_abs: Largest absolute error.
+        max_rel: Largest error relative to the largest magnitude of the oracle.
+        max_ulp: `max_abs` in units in the last place, at the output's dtype, of that magnitude.
+        budget: Largest absolute error allowed.
+        passed: ``max_abs <= budget`` and no NaN or infinity that the oracle does not have.
+        reason: Why not, as a clause; empty if it passed.
+    """
+
+    max_abs: float
+    max_rel: float
+    max_ulp: float
+    budget: float
+    passed: bool
+    reason: str = ""
+
+
+def compare(
+    actual: NDArray[np.generic],
+    oracle: NDArray[np.generic],
+    baseline: NDArray[np.generic] | None = None,
+) -> Comparison:
+    """Compare one output.
+
+    Args:
+        actual: What the graph returned, any shape and dtype.
+        oracle: The right values, same shape, in float64 (exact dtypes as they are).
+        baseline: The same computation in plain torch at the dtype of `actual`; ``None`` leaves
+            the rounding band alone as the budget.
+    """
+    if actual.shape != oracle.shape:
+        reason = f"shape {list(actual.shape)} where the oracle has {list(oracle.shape)}"
+        return Comparison(
+            max_abs=np.inf, max_rel=np.inf, max_ulp=np.inf, budget=0, passed=False, reason=reason
+        )
+    if actual.dtype.kind not in "fV" and oracle.dtype.kind != "f":
+        wrong = int(np.count_nonzero(actual != oracle))
+        reason = f"{wrong} of {actual.size} values differ" if wrong else ""
+        return Comparison(
+            max_abs=wrong, max_rel=wrong, max_ulp=wrong, budget=0, passed=not wrong, reason=reason
+        )
+    got, want = actual.astype(np.float64), oracle.astype(np.float64)
+    finite = np.isfinite(want)
+    magnitude = float(np.abs(want[finite]).max(initial=0))
+    ulp = float(np.finfo(actual.dtype).eps) * magnitude
+    band = BAND_ULP * ulp + float(np.finfo(actual.dtype).tiny)
+    plain = 0.0
+    if baseline is not None:
+        plain = float(np.abs(baseline.astype(np.float64) - want)[finite].max(initial=0))
+    budget = 2 * plain + band
+    # inf - inf is NaN: places where the oracle itself is not finite must agree exactly.
+    same = np.array_equal(got[~finite], want[~finite], equal_nan=True)
+    error = float(np.abs(got - want, where=finite, out=np.zeros_like(want)).max(initial=0))
+    reason = ""
+    if not same or not np.isfinite(got[finite]).all():
+        count = int(np.count_nonzero(np.isnan(got) & ~np.isnan(want)))
+        reason = f"{count} NaN where the oracle has none" if count else "infinities differ"
+    elif not error <= budget:
+        reason = f"off by {error:.3g}, budget {budget:.3g}"
+    return Comparison(
+        max_abs=error,
+        max_rel=error / magnitude if magnitude else error,
+        max_ulp=error / ulp if ulp else 0.0,
+        budget=budget,
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def check_parity(
+    session: Session,
+    oracle: Run,
+    baseline: Run,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    bounds: Bounds | None = None,
+    seed: int = 0,
+) -> Check:
+    """Run fresh inputs through the graph and the oracle at every length.
+
+    Args:
+        session: The graph on its provider.
+        oracle: Gets the feeds with floats widened to float64.
+        baseline: Gets the feeds as they are.
+        lengths: Tokens; other dims vary along.
+        bounds: Of integer inputs, low and high exclusive.
+        seed: Of the values.
+    """
+    rng = np.random.default_rng(seed)
+    worst: dict[str, Comparison] = {}
+    for sizes in cases(session.contract, lengths):
+        feeds = make_feeds(session.contract, sizes, rng, bounds)
+        try:
+            results = session.run(feeds)
+        except CausalAttnError as error:
+            return _failed(session, f"does not run at {_text(sizes)}: {error}")
+        want, plain = oracle(_widened(feeds)), baseline(feeds)
+        for name, actual in results.items():
+            comparison = compare(actual, want[name], plain[name])
+            if not comparison.passed:
+                return _failed(session, f"`{name}` at {_text(sizes)}: {comparison.reason}")
+            if name not in worst or comparison.max_abs > worst[name].max_abs:
+                worst[name] = comparison
+    figures = {
+        name: {
+            "max_abs": c.max_abs, "max_rel": c.max_rel, "max_ulp": c.max_ulp, "budget": c.budget
+        }
+        for name, c in worst.items()
+    }  # fmt: skip
+    most = max(worst.values(), key=lambda c: c.max_abs / c.budget if c.budget else 0)
+    return Check(
+        name="parity",
+        passed=True,
+        detail=(
+            f"{len(lengths)} lengths from {min(lengths)} to {max(lengths)} tokens; largest error "
+            f"{most.max_abs:.2g}, budget {most.budget:.2g}"
+        ),
+        figures=figures,
+        provider=str(session.provider),
+    )
+
+
+def _failed(session: Session, detail: str) -> Check:
+    return Check(name="parity", passed=False, detail=detail, provider=str(session.provider))
+
+
+def _widened(feeds: Feeds) -> Feeds:
+    return {
+        name: array.astype(np.float64) if array.dtype.kind in "fV" else array
+        for name, array in feeds.items()
+    }
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
