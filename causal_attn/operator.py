@@ -12,7 +12,7 @@ from torch import Tensor
 
 from causal_attn.reference import attend as reference_attend
 
-__all__ = ["ATTEND", "attend"]
+__all__ = ["ATTEND", "attend", "decomposition"]
 
 
 @torch.library.custom_op("causal_attn::attend", mutates_args=())
@@ -48,10 +48,32 @@ def attend(
         ``weights [batch, heads, q_tokens, past_tokens + q_tokens]`` or ``[0]``,
         ``present_key`` and ``present_value`` (past and new together) or ``[0]`` without a past.
     """
-    past = 0
+    output, weights, present_key, present_value = decomposition(
+        query, key, value, past_key, past_value, kv_lengths, scale, window, softcap, return_weights
+    )
+    # Results of a custom op may share memory neither with its inputs nor with one another.
+    return output, weights.clone(), present_key.clone(), present_value.clone()
+
+
+def decomposition(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_weights: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The op as the reference says it: the arguments and results of `attend`."""
+    empty = query.new_empty(0)
+    present_key, present_value, past = empty, empty, 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[-2]
-        key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
+        key = present_key = torch.cat([past_key, key], dim=-2)
+        value = present_value = torch.cat([past_value, value], dim=-2)
     output, weights = reference_attend(
         query,
         key,
@@ -62,15 +84,7 @@ def attend(
         softcap=softcap,
         kv_lengths=kv_lengths,
     )
-    # A custom op may not return its inputs, and its results may not depend on a flag: what was
-    # not asked for is an empty tensor.
-    empty = query.new_empty(0)
-    return (
-        output.contiguous(),
-        weights if return_weights else empty,
-        key if past_key is not None else empty.clone(),
-        value if past_value is not None else empty.clone(),
-    )
+    return output, weights if return_weights else empty, present_key, present_value
 
 
 @attend.register_fake

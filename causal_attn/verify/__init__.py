@@ -1,1 +1,7 @@
 """Checks of an exported graph; torch is never imported here."""
+
+from __future__ import annotations
+
+from causal_attn.verify.verify import Report, VariantReport, verify
+
+__all__ = ["Report", "VariantReport", "verify"]

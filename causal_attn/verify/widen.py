@@ -1,0 +1,101 @@
+"""The same graph in float64: the oracle of a model whose source is not at hand.
+
+Every float16, bfloat16 and float32 in the graph becomes float64: inputs, weights, constants, casts
+and the graphs inside nodes. onnx's reference evaluator runs it, which follows the operator
+specifications in numpy and shares no kernel with ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from causal_attn.errors import PackageError
+from causal_attn.verify.feeds import Feeds
+
+__all__ = ["GraphRun", "widen"]
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+_DOUBLE = onnx.TensorProto.DOUBLE
+
+# Attributes that name a dtype, by operator.
+_DTYPE_ATTRIBUTES = {"to", "dtype", "stash_type", "softmax_precision", "output_dtype"}
+
+
+class GraphRun:
+    """An ONNX model run by onnx's reference evaluator: feeds to results, by name.
+
+    Args:
+        path: The model; its external data lies beside it.
+        wide: Whether to run it in float64.
+
+    Raises:
+        PackageError: The evaluator has no implementation of one of its operators.
+    """
+
+    def __init__(self, path: Path, *, wide: bool) -> None:
+        model = onnx.load(path)
+        model = widen(model) if wide else model
+        try:
+            self._evaluator = ReferenceEvaluator(model)
+        # The evaluator raises what its operators raise, under many types.
+        except Exception as error:  # noqa: BLE001
+            raise PackageError(
+                f"`path` must use operators that onnx's reference evaluator has, got {error}."
+            ) from None
+        self._names = [value.name for value in model.graph.output]
+
+    def __call__(self, feeds: Feeds) -> dict[str, NDArray[np.generic]]:
+        results = self._evaluator.run(None, dict(feeds))
+        return dict(zip(self._names, results, strict=True))
+
+
+def widen(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of `model` in which every narrower float is float64."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    _widen_graph(wide.graph)
+    for function in wide.functions:
+        _widen_nodes(function.node)
+    return wide
+
+
+def _widen_graph(graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        if tensor.elem_type in _FLOATS:
+            tensor.elem_type = _DOUBLE
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    _widen_nodes(graph.node)
+
+
+def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name in _DTYPE_ATTRIBUTES and attribute.i in _FLOATS:
+                attribute.i = _DOUBLE
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                _widen_tensor(attribute.t)
+            for tensor in attribute.tensors:
+                _widen_tensor(tensor)
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _widen_graph(attribute.g)
+            for graph in attribute.graphs:
+                _widen_graph(graph)
+        if node.op_type == "ConstantOfShape" and not node.attribute:
+            # Without a value it makes float32 zeros.
+            zero = numpy_helper.from_array(np.zeros(1, np.float64))
+            node.attribute.append(onnx.helper.make_attribute("value", zero))
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type in _FLOATS:
+        wide = numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))

@@ -1,0 +1,8 @@
+"""Export causal attention from torch: capture, choose a form, write ONNX, check, package."""
+
+from __future__ import annotations
+
+from causal_attn.export.api import export
+from causal_attn.export.forms import FORMS, Form
+
+__all__ = ["FORMS", "Form", "export"]

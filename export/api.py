@@ -1,0 +1,263 @@
+"""`export`: from torch to a checked package, or an error and nothing left behind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from causal_attn.certificate import Certificate
+from causal_attn.contract import Contract
+from causal_attn.digest import model_digest, write_metadata
+from causal_attn.errors import CheckError, ProviderError, UsageError
+from causal_attn.export.capture import capture
+from causal_attn.export.forms import Form, choose_form
+from causal_attn.export.lower import lower, save_model, tensor_contracts
+from causal_attn.export.oracle import baseline, oracle
+from causal_attn.export.quiet import ExportLog
+from causal_attn.export.target import Dims, Target, reference_target, user_target
+from causal_attn.package import Package, VariantSource, require_replaceable, write_package
+from causal_attn.provider import Provider
+from causal_attn.reference import causal_attention
+from causal_attn.runtime import available_providers, load
+from causal_attn.spec import AttentionSpec
+from causal_attn.verify.checks import certify, run_checks
+from causal_attn.verify.feeds import LENGTHS
+from causal_attn.verify.structure import check_inputs_are_read, check_placement
+
+__all__ = ["DTYPES", "export"]
+
+DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+def export(
+    target: nn.Module | AttentionSpec | Callable[..., Any],
+    path: str | Path,
+    *,
+    form: str = "auto",
+    providers: Sequence[str | Provider] = ("cpu",),
+    dtype: str | torch.dtype | None = None,
+    opset: int | None = None,
+    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
+    dims: Dims | None = None,
+    return_weights: bool = True,
+    check_on: Sequence[str | Provider] | None = None,
+    name: str | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Package:
+    """Write `target` as an ONNX Runtime model package that has passed every check.
+
+    Args:
+        target: `causal_attention`, an `AttentionSpec` (the reference op, configured), an
+            ``nn.Module`` or a function. The reference op has inputs ``q``, ``k``, ``v``
+            ``[batch, heads, tokens, features]`` (and ``past_key``, ``past_value`` with a dynamic
+            cache) and outputs ``output``, ``weights``.
+        path: Folder to write. An older package there is replaced, and only once all is well.
+        form: How attention is written: ``auto``, ``decomposed`` or ``attention``.
+        providers: One variant of the package each.
+        dtype: ``float32`` (the reference op's default), ``float16`` or ``float64``; for a module,
+            default its own.
+        opset: Of the ONNX domain; default the form's oldest.
+        example_inputs: Of a module or function: tensors in the order of ``forward`` or by name,
+            no tensor twice.
+        dims: Which axes are dynamic: ``{"x": {0: "batch", 1: "tokens"}}`` or
+            ``{"x": ("batch", "tokens", None)}``. One must be called ``tokens``. Inputs called
+            ``q``, ``k``, ``v`` or ``input_ids`` need none.
+        return_weights: Whether the reference op returns its weights.
+        check_on: Providers to check on; default each variant's own, which must then be installed.
+        name: Of the package; default the name of `target`.
+        lengths: Tokens to check at.
+        on_step: Called with a few words before each step.
+
+    Returns:
+        The package written.
+
+    Raises:
+        UsageError: An argument is wrong (`InputError`, `ProviderError`, `SpecError` name it).
+        CaptureError: The target cannot be traced or written; the message names the log.
+        CheckError: The graph was made and a check failed; nothing was left at `path`.
+    """
+    path = Path(path)
+    require_replaceable(path)
+    variants = _parse_providers(providers)
+    judges = _judges(variants, check_on)
+    torch_dtype = _parse_dtype(dtype)
+    bound = _bind(target, example_inputs, dims, torch_dtype, return_weights)
+    name = name or _name_of(target)
+    float_dtype = _float_dtype(bound)
+    chosen = {p: choose_form(form, bound.spec, float_dtype, p, opset) for p in variants}
+    log = ExportLog()
+
+    with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
+        on_step("capture with torch.export")
+        program = capture(bound, max(number for _, number in chosen.values()), log)
+        written: dict[tuple[str, int], tuple[Path, Contract]] = {}
+        certificates: dict[tuple[str, int, Provider], Certificate] = {}
+        sources = []
+        for provider, (used, number) in chosen.items():
+            key = (used.name, number)
+            if key not in written:
+                on_step(f"write {used.name} at opset {number}")
+                model = lower(program, bound, used, number, log)
+                file = Path(folder) / f"{used.name}-{number}" / "model.onnx"
+                file.parent.mkdir()
+                save_model(model, file)
+                contract = Contract(
+                    inputs=tensor_contracts(model.graph.inputs),
+                    outputs=tensor_contracts(model.graph.outputs),
+                    form=used.name if bound.spec is not None else "captured",
+                    opset=number,
+                    spec=bound.spec,
+                    choice={} if form != "auto" else {"rule": "decomposed runs on every provider"},
+                )
+                write_metadata(file, {"causal_attn.contract": contract.to_json()})
+                written[key] = (file, contract)
+            file, contract = written[key]
+            judged = (*key, judges[provider])
+            if judged not in certificates:
+                certificates[judged] = _check(
+                    file, judges[provider], used, bound, lengths, on_step
+                )
+            sources.append(
+                VariantSource(
+                    name=str(provider),
+                    provider=provider,
+                    model=file,
+                    contract=contract,
+                    certificate=certificates[judged],
+                )
+            )
+        on_step("write the package")
+        return write_package(path, name=name, variants=sources)
+
+
+def _check(
+    file: Path,
+    provider: Provider,
+    form: Form,
+    target: Target,
+    lengths: Sequence[int],
+    on_step: Callable[[str], None],
+) -> Certificate:
+    """Every check of one graph on one provider.
+
+    Raises:
+        CheckError: One of them did not pass.
+    """
+    checks = [check_inputs_are_read(file)]
+    with load(file, provider, accept="unverified") as session:
+        checks.append(check_placement(session))
+        checks += run_checks(
+            session,
+            oracle(target),
+            baseline(target),
+            lengths=lengths,
+            bounds=target.bounds,
+            on_check=on_step,
+        )
+    certificate = certify(model_digest(file), checks, finite_mask=form.finite_mask)
+    if not certificate.passed:
+        wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
+        raise CheckError(
+            f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "
+            "No package was written."
+        )
+    return certificate
+
+
+def _bind(
+    target: nn.Module | AttentionSpec | Callable[..., Any],
+    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    dims: Dims | None,
+    dtype: torch.dtype | None,
+    return_weights: bool,
+) -> Target:
+    is_reference = target is causal_attention
+    if is_reference or isinstance(target, AttentionSpec):
+        if example_inputs is not None or dims is not None:
+            raise UsageError(
+                "`example_inputs` and `dims` must be left out for the reference op, which has its "
+                "own; wrap it in a function to export it with yours."
+            )
+        spec = target if isinstance(target, AttentionSpec) else AttentionSpec()
+        return reference_target(spec, dtype=dtype or torch.float32, return_weights=return_weights)
+    return user_target(target, example_inputs, dims, dtype=dtype)  # type: ignore[arg-type]
+
+
+def _parse_providers(providers: Sequence[str | Provider]) -> tuple[Provider, ...]:
+    if isinstance(providers, str) or not providers:
+        raise ProviderError(f"`providers` must be a sequence of names, got {providers!r}.")
+    parsed = tuple(Provider.parse(provider) for provider in providers)
+    if len(set(parsed)) != len(parsed):
+        raise ProviderError(f"`providers` must be distinct, got {[str(p) for p in parsed]}.")
+    return parsed
+
+
+def _judges(
+    variants: Sequence[Provider], check_on: Sequence[str | Provider] | None
+) -> dict[Provider, Provider]:
+    """Which provider checks which variant.
+
+    Raises:
+        ProviderError: A variant's provider is not installed and `check_on` does not say where to
+            check its graph instead.
+    """
+    available = available_providers()
+    allowed = available if check_on is None else _parse_providers(check_on)
+    if missing := [provider for provider in allowed if provider not in available]:
+        raise ProviderError(
+            f"`check_on` must name installed providers, {[str(p) for p in available]}, "
+            f"got {[str(p) for p in missing]}."
+        )
+    judges = {}
+    for variant in variants:
+        if variant in allowed:
+            judges[variant] = variant
+        elif check_on is not None:
+            judges[variant] = allowed[0]
+        else:
+            raise ProviderError(
+                f"`providers` must be installed to be checked, {[str(p) for p in available]}, got "
+                f"{str(variant)!r}. Export where it is, or check its graph elsewhere with "
+                "check_on=('cpu',) and run `causal-attn verify` on the machine that has it."
+            )
+    return judges
+
+
+def _parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    parsed = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if parsed not in DTYPES.values():
+        remedy = (
+            " ONNX Runtime's CPU provider has no bfloat16 kernels for attention; use float32."
+            if dtype in ("bfloat16", torch.bfloat16)
+            else ""
+        )
+        raise UsageError(f"`dtype` must be one of {list(DTYPES)}, got {str(dtype)!r}.{remedy}")
+    return parsed
+
+
+def _float_dtype(target: Target) -> torch.dtype:
+    """The dtype attention runs in: of the first floating tensor that goes in or is held.
+
+    Raises:
+        UsageError: It is one that no provider here has kernels for.
+    """
+    held = (*target.examples.values(), *target.module.parameters())
+    dtype = next((tensor.dtype for tensor in held if tensor.is_floating_point()), torch.float32)
+    parsed = _parse_dtype(dtype)
+    return parsed if parsed is not None else torch.float32
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, AttentionSpec):
+        return "causal_attention"
+    found = getattr(target, "__name__", type(target).__name__)
+    return found if found.isidentifier() else "model"

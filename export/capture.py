@@ -1,0 +1,135 @@
+"""From a target to an ExportedProgram, refusing what torch.export lets through silently."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Mapping
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from causal_attn.errors import CaptureError
+from causal_attn.export.quiet import ExportLog, quiet
+from causal_attn.export.sdpa import SDPA, refuse_sdpa
+from causal_attn.export.target import Target, evaluating
+
+__all__ = ["capture"]
+
+
+def capture(target: Target, opset: int, log: ExportLog) -> ExportedProgram:
+    """Trace `target` with torch.export, its named dims dynamic.
+
+    Args:
+        target: What to trace.
+        opset: Of the graph to be written; some arguments are wrong at some opsets only.
+        log: Gets whatever torch prints.
+
+    Raises:
+        CaptureError: A Python branch on a length fixes it, a buffer is mutated, an input is not
+            read, or torch.export cannot trace the code. The message names the log file.
+        InputError: An attention in the target has arguments that ONNX reads differently.
+    """
+    dynamic = _dynamic_shapes(target.dims)
+    try:
+        with quiet(log), evaluating(target.module), torch.no_grad():
+            program = torch.export.export(
+                target.module,
+                args=(),
+                kwargs=dict(target.examples),
+                dynamic_shapes=dynamic,
+            )
+    # torch.export runs the caller's code: whatever that raises arrives here, under any type.
+    except Exception as error:  # noqa: BLE001
+        log.add(traceback.format_exc())
+        raise CaptureError(_explain(error, target, log)) from None
+    _refuse_mutation(program)
+    _refuse_narrowed_dims(program, target)
+    _refuse_dead_inputs(program)
+    for node in program.graph.nodes:
+        if node.target is SDPA:
+            refuse_sdpa(node, opset)
+    return program
+
+
+def _dynamic_shapes(dims: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, Dim]]:
+    made: dict[str, Dim] = {}
+    return {
+        name: {axis: made.setdefault(dim, Dim(dim)) for axis, dim in axes.items()}
+        for name, axes in dims.items()
+    }
+
+
+def _explain(error: Exception, target: Target, log: ExportLog) -> str:
+    text = str(error)
+    saved = log.save()
+    fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant", text)
+    related = re.search(r"Constraints violated \(([\w, ]+)\)|(\w+) = (\w+)", text)
+    where = f"torch's own report is in {saved}."
+    if fixed:
+        return (
+            f"`{fixed[1]}` must stay dynamic, but the code fixes it to the size of the example: a "
+            "Python branch, int() or a buffer of that size depends on it. Make it a tensor "
+            f"operation, or drop the dim from `dims`; {where}"
+        )
+    if related and "onstraint" in text:
+        first = next((line.strip(" -") for line in text.splitlines()[1:] if line.strip()), text)
+        return (
+            f"`dims` must hold for every size, but the code asks for more: {first} "
+            "A Python `if` on a length is decided once, while tracing, and the graph keeps only "
+            f"the branch taken; {where}"
+        )
+    head = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return (
+        f"`target` must be traceable by torch.export, got {type(error).__name__}: {head[:300]} "
+        f"(inputs {list(target.examples)}); {where}"
+    )
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    """A buffer written in forward: its new value is dropped, every run starts from the first."""
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise CaptureError(
+            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
+            "ONNX graph keeps no state, so every run would start from the first value. Take the "
+            "cache as an input and return the new one."
+        )
+
+
+def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
+    """A branch such as ``if tokens > 4`` narrows a dim; the guard does not reach ONNX."""
+    for node in program.graph.nodes:
+        axes = target.dims.get(node.name) if node.op == "placeholder" else None
+        for axis, dim in (axes or {}).items():
+            size = node.meta["val"].shape[axis]
+            if not isinstance(size, torch.SymInt):
+                raise CaptureError(
+                    f"`{dim}` of `{node.name}` must stay dynamic, but the code fixes it to {size}."
+                )
+            allowed = program.range_constraints.get(size.node.expr)
+            if allowed is None:
+                continue
+            low, high = allowed.lower, allowed.upper
+            if low > 2 or high < 2**31:
+                raise CaptureError(
+                    f"`{dim}` of `{node.name}` must be free, but a branch in the code holds only "
+                    f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "
+                    "example took. Write it as a tensor operation that is right for every length."
+                )
+
+
+def _refuse_dead_inputs(program: ExportedProgram) -> None:
+    """An input no node reads: two inputs were one tensor, or the code ignores it."""
+    names = set(program.graph_signature.user_inputs)
+    dead = [
+        node.name
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in names and not node.users
+    ]
+    if dead:
+        raise CaptureError(
+            f"`example_inputs` must all be read, but {dead} reach no output. Leave them out, or "
+            "mend the code that ignores them."
+        )

@@ -1,0 +1,144 @@
+"""From an ExportedProgram to a clean ONNX model: the form's ops, our names, nothing of the machine."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.export import ExportedProgram
+
+from causal_attn.contract import TensorContract
+from causal_attn.errors import CaptureError
+from causal_attn.export.forms import Form
+from causal_attn.export.quiet import ExportLog, quiet
+from causal_attn.export.sdpa import SDPA, lower_sdpa
+from causal_attn.export.target import Target
+from causal_attn.operator import ATTEND
+
+__all__ = ["lower", "save_model", "tensor_contracts"]
+
+EXTERNAL_BYTES = 256 * 2**20
+"""Weights above this go to ``model.onnx.data``; protobuf itself ends at 2 GiB."""
+
+
+def lower(
+    program: ExportedProgram, target: Target, form: Form, opset: int, log: ExportLog
+) -> ir.Model:
+    """Write `program` as an ONNX model at `opset`, attention in `form`.
+
+    Raises:
+        CaptureError: torch.onnx has no translation for an op; the message names it and the log.
+    """
+    try:
+        with quiet(log), torch.no_grad():
+            lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
+            onnx_program = torch.onnx.export(
+                lowered,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(target.examples),
+                output_names=list(target.outputs),
+                optimize=True,
+                verbose=False,
+            )
+    # Any failure of the exporter, under any type, becomes ours with its report in the log.
+    except Exception as error:  # noqa: BLE001
+        log.add(traceback.format_exc())
+        found = re.search(r"No ONNX function found for ([^.]*\S)\.?", str(error))
+        what = found[1] if found else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CaptureError(
+            f"`target` must use only ops that torch.onnx can write at opset {opset}, got "
+            f"{what[:300]}. torch's own report is in {log.save()}."
+        ) from None
+    if onnx_program is None:
+        raise CaptureError(f"torch.onnx returned no model; its report is in {log.save()}.")
+    model: ir.Model = onnx_program.model
+    _strip_metadata(model)
+    _name_dims(model, target)
+    _drop_unused_results(model)
+    return model
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write `model`, with large weights in ``<path>.data`` beside it."""
+    size = sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+    external = f"{path.name}.data" if size > EXTERNAL_BYTES else None
+    ir.save(model, path, external_data=external)
+
+
+def tensor_contracts(values: Iterable[ir.Value]) -> tuple[TensorContract, ...]:
+    """Name, dtype and dims of graph inputs or outputs."""
+    return tuple(
+        TensorContract(
+            name=value.name or "",
+            dtype=value.dtype.numpy().name if value.dtype is not None else "",
+            dims=tuple(
+                dim if isinstance(dim, int) else (dim.value or "?") for dim in value.shape or ()
+            ),
+        )
+        for value in values
+    )
+
+
+def _strip_metadata(model: ir.Model) -> None:
+    """Remove what torch.onnx writes about the machine it ran on: stack traces with paths."""
+    model.metadata_props.clear()
+    model.doc_string = None
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for part in (graph, *graph.subgraphs()):
+            part.metadata_props.clear()
+            part.doc_string = None
+            for value in (*part.inputs, *part.initializers.values()):
+                value.metadata_props.clear()
+                value.doc_string = None
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            value.doc_string = None
+
+
+def _name_dims(model: ir.Model, target: Target) -> None:
+    """Give dims the target's names: an ExportedProgram reaches torch.onnx with ``s33``."""
+    names: dict[str, str] = {}
+    for value in model.graph.inputs:
+        for axis, name in target.dims.get(value.name or "", {}).items():
+            dim = value.shape[axis] if value.shape is not None else None
+            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                names[dim.value] = name
+    values = [*model.graph.inputs, *model.graph.outputs]
+    values += [output for node in model.graph.all_nodes() for output in node.outputs]
+    for value in values:
+        if value.shape is not None:
+            value.shape = ir.Shape([_named(dim, names) for dim in value.shape])
+
+
+def _named(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    if dim.value is None:
+        return None
+    # Swap all symbols in one pass: names given to one must not be read as symbols again.
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), dim.value)
+    terms = [term.strip() for term in text.split("+")]
+    return " + ".join(sorted(terms)) if all(term.isidentifier() for term in terms) else text
+
+
+def _drop_unused_results(model: ir.Model) -> None:
+    """Blank optional outputs nobody reads, so that a kernel does not fill them."""
+    RemoveUnusedNodesPass()(model)
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
+            if not output.uses() and not output.is_graph_output():
+                output.name = ""

@@ -1,0 +1,85 @@
+"""Keep what torch and its exporters print away from the user, in a log file that errors name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["ExportLog", "quiet"]
+
+_LOGGERS = ("torch", "onnxscript", "onnx_ir")
+
+
+class ExportLog:
+    """Everything torch printed, warned and logged during an export.
+
+    The file is written only when someone asks for it, so a successful export leaves none behind.
+    """
+
+    def __init__(self) -> None:
+        self._text = io.StringIO()
+
+    @property
+    def stream(self) -> io.StringIO:
+        """Where output is collected."""
+        return self._text
+
+    def add(self, text: str) -> None:
+        """Append a paragraph, such as a traceback."""
+        self._text.write(text.rstrip() + "\n")
+
+    def save(self) -> Path:
+        """Write the log to a new file in the system's temporary folder and name it."""
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="causal_attn-export-", suffix=".log", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(self._text.getvalue())
+        return Path(file.name)
+
+
+@contextlib.contextmanager
+def quiet(log: ExportLog) -> Iterator[None]:
+    """Send Python's stdout, stderr, warnings and torch's loggers to `log` inside the block.
+
+    Process-wide while it lasts, as those streams are.
+    """
+    handler = logging.StreamHandler(log.stream)
+    held = _swap_handlers(handler)
+    try:
+        with (
+            contextlib.redirect_stdout(log.stream),
+            contextlib.redirect_stderr(log.stream),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("always")
+            # catch_warnings saved showwarning; this one is undone with it.
+            warnings.showwarning = lambda message, category, *_args, **_kwargs: log.add(
+                f"{category.__name__}: {message}"
+            )
+            yield
+    finally:
+        for logger, handlers, propagate in held:
+            logger.handlers[:], logger.propagate = handlers, propagate
+
+
+def _swap_handlers(
+    handler: logging.Handler,
+) -> list[tuple[logging.Logger, list[logging.Handler], bool]]:
+    """Point torch's loggers at `handler`.
+
+    torch binds its handlers to the stderr of import time, so redirecting stderr is not enough.
+    """
+    held = []
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] not in _LOGGERS or not isinstance(logger, logging.Logger):
+            continue
+        if logger.handlers or name in _LOGGERS:
+            held.append((logger, list(logger.handlers), logger.propagate))
+            logger.handlers[:] = [handler]
+            logger.propagate = False
+    return held

@@ -1,0 +1,304 @@
+"""What is exported: a module, the names of its inputs, examples, and which axes are dynamic."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from causal_attn.errors import InputError, UsageError
+from causal_attn.operator import attend
+from causal_attn.reference import causal_attention
+from causal_attn.spec import AttentionSpec, CacheKind
+
+__all__ = ["Dims", "Target", "evaluating", "reference_target", "user_target"]
+
+Dims = Mapping[str, Mapping[int, str] | Sequence[str | int | None]]
+"""Input name to its dynamic axes: ``{0: "batch", 1: "tokens"}`` or one entry an axis."""
+
+# No two of these sizes are equal and none is 0 or 1, which torch.export takes for constants.
+_TRACED = {"batch": 2, "heads": 6, "kv_heads": 3, "tokens": 13, "features": 8, "past_tokens": 5}
+
+_KNOWN_DIMS: dict[str, dict[int, tuple[str, ...]]] = {
+    name: {4: ("batch", heads, tokens, "features"), 2: (tokens, "features")}
+    for name, heads, tokens in (
+        ("q", "heads", "tokens"), ("k", "heads", "tokens"), ("v", "heads", "tokens"),
+        ("query", "heads", "tokens"), ("key", "heads", "tokens"), ("value", "heads", "tokens"),
+    )
+} | {name: {2: ("batch", "tokens")} for name in ("input_ids", "position_ids")}  # fmt: skip
+"""Names whose axes mean the same everywhere; anything else the caller says with `dims`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A module ready to be traced.
+
+    Attributes:
+        module: Its ``forward`` takes the tensors of `examples` by name.
+        examples: By the names, and in the order, of ``forward``'s parameters.
+        dims: For every example: axis to the name of its dynamic dim.
+        outputs: A name for every tensor that ``forward`` returns.
+        spec: The attention it is, if it is the reference op.
+        bounds: Integer inputs: low and high (exclusive) of fresh values.
+    """
+
+    module: nn.Module
+    examples: Mapping[str, Tensor]
+    dims: Mapping[str, Mapping[int, str]]
+    outputs: tuple[str, ...]
+    spec: AttentionSpec | None = None
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class _ReferenceOp(nn.Module):
+    """The op without a cache; batch, heads, tokens and features are the caller's."""
+
+    def __init__(self, spec: AttentionSpec, return_weights: bool) -> None:
+        super().__init__()
+        self.spec, self.return_weights = spec, return_weights
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        output, weights, _, _ = self.attend(q, k, v)
+        return (output, weights) if self.return_weights else (output,)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        spec = self.spec
+        results: tuple[Tensor, Tensor, Tensor, Tensor] = attend(
+            q, k, v, past_key, past_value, None, spec.scale, spec.window, spec.softcap,
+            self.return_weights,
+        )  # fmt: skip
+        return results
+
+
+class _CachedReferenceOp(_ReferenceOp):
+    """The op with a growing cache: the past goes in, the present comes out."""
+
+    def forward(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor
+    ) -> tuple[Tensor, ...]:
+        output, weights, key, value = self.attend(q, k, v, past_key, past_value)
+        return (output, weights, key, value) if self.return_weights else (output, key, value)
+
+
+def reference_target(
+    spec: AttentionSpec, *, dtype: torch.dtype, return_weights: bool = True
+) -> Target:
+    """The reference op of `spec`, with everything dynamic that the spec leaves open.
+
+    Raises:
+        UsageError: The spec asks for a static cache, which no form here writes yet.
+    """
+    if spec.cache is CacheKind.STATIC:
+        raise UsageError("`spec.cache` must be 'none' or 'dynamic' for export, got 'static'.")
+    grouped = spec.num_kv_heads is not None and spec.num_kv_heads != spec.num_heads
+    kv_heads = "kv_heads" if grouped and spec.num_heads is None else "heads"
+    fixed = {"heads": spec.num_heads, "features": spec.head_dim}
+
+    def example(heads: str, tokens: str) -> tuple[Tensor, dict[int, str]]:
+        names = ("batch", heads, tokens, "features")
+        sizes = [fixed.get(name) or _TRACED[name] for name in names]
+        if grouped and heads == kv_heads and spec.num_kv_heads is not None:
+            sizes[1] = spec.num_kv_heads
+        dynamic = {axis: name for axis, name in enumerate(names) if fixed.get(name) is None}
+        return torch.randn(sizes, dtype=dtype), dynamic
+
+    layout = {"q": ("heads", "tokens"), "k": (kv_heads, "tokens"), "v": (kv_heads, "tokens")}
+    outputs = ["output", "weights"] if return_weights else ["output"]
+    module: nn.Module = _ReferenceOp(spec, return_weights)
+    if spec.cache is CacheKind.DYNAMIC:
+        layout |= {name: (kv_heads, "past_tokens") for name in ("past_key", "past_value")}
+        outputs += ["present_key", "present_value"]
+        module = _CachedReferenceOp(spec, return_weights)
+    made = {
+        name: example(heads if name != "q" else "heads", tokens)
+        for name, (heads, tokens) in layout.items()
+    }
+    return Target(
+        module=module,
+        examples={name: tensor for name, (tensor, _) in made.items()},
+        dims={name: dims for name, (_, dims) in made.items()},
+        outputs=tuple(outputs),
+        spec=spec,
+    )
+
+
+def user_target(
+    target: nn.Module | Callable[..., Any],
+    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    dims: Dims | None,
+    *,
+    dtype: torch.dtype | None,
+) -> Target:
+    """Bind a user's module or function to its example inputs.
+
+    Raises:
+        InputError: Examples that are missing, unknown, not tensors, or one tensor twice; dims
+            that name no axis.
+    """
+    module = target if isinstance(target, nn.Module) else _FunctionModule(target)
+    examples = _bind(module, example_inputs)
+    _refuse_aliases(examples)
+    if dtype is not None:
+        module = module.to(dtype)
+        examples = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in examples.items()
+        }
+    axes = {name: _axes(name, tensor, dims) for name, tensor in examples.items()}
+    if unknown := sorted(set(dims or ()) - set(examples)):
+        raise InputError(f"`dims` must name inputs of {list(examples)}, got {unknown}.")
+    if not any("tokens" in names.values() for names in axes.values()):
+        raise InputError(
+            "`dims` must call one axis of an input 'tokens', got none. Say which axis the tokens "
+            f"lie along, such as dims={{{next(iter(examples))!r}: {{0: 'batch', 1: 'tokens'}}}}."
+        )
+    examples = {name: _at_least_two(tensor, axes[name]) for name, tensor in examples.items()}
+    with evaluating(module), torch.no_grad():
+        outputs = _output_names(module(**examples))
+    bounds = {
+        name: (int(tensor.min()), int(tensor.max()) + 1)
+        for name, tensor in examples.items()
+        if tensor.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+    }
+    return Target(module=module, examples=examples, dims=axes, outputs=outputs, bounds=bounds)
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """`module` in eval mode inside the block; every submodule's own mode comes back after it."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+class _FunctionModule(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        if not callable(function):
+            raise UsageError(
+                "`target` must be causal_attention, an AttentionSpec, an nn.Module or a function, "
+                f"got {type(function).__name__}."
+            )
+        # An attribute, not a method: torch.export and inspect then see the function's parameters.
+        self.forward = function
+
+
+def _bind(
+    module: nn.Module, example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Examples by parameter name, in the order of ``forward``, whatever order they came in.
+
+    torch.onnx binds names to the order of keyword arguments: k and v swap without a word.
+    """
+    if not example_inputs:
+        raise InputError(
+            "`example_inputs` must hold a tensor for every input of the target, got none. "
+            "Give a tuple in the order of forward, or a dict by name."
+        )
+    signature = inspect.signature(module.forward)
+    try:
+        if isinstance(example_inputs, Mapping):
+            bound = signature.bind(**example_inputs)
+        else:
+            bound = signature.bind(*example_inputs)
+    except TypeError as error:
+        raise InputError(
+            f"`example_inputs` must fit forward{signature}, got {_described(example_inputs)}: "
+            f"{error}."
+        ) from None
+    examples: dict[str, Tensor] = {}
+    for name, value in bound.arguments.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"`example_inputs` must be tensors, got {type(value).__name__} for `{name}`. "
+                "Fix other arguments beforehand, with functools.partial or a small module."
+            )
+        examples[name] = value
+    return examples
+
+
+def _described(example_inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> str:
+    if isinstance(example_inputs, Mapping):
+        return f"the names {sorted(example_inputs)}"
+    return f"{len(example_inputs)} tensors"
+
+
+def _refuse_aliases(examples: Mapping[str, Tensor]) -> None:
+    """One tensor given for two inputs makes torch.export read one input for both."""
+    seen: dict[int, str] = {}
+    for name, tensor in examples.items():
+        if id(tensor) in seen:
+            raise InputError(
+                f"`example_inputs` must be different tensors, got one tensor for "
+                f"`{seen[id(tensor)]}` and `{name}`. The graph would read only one of the two; "
+                f"pass {name}.clone()."
+            )
+        seen[id(tensor)] = name
+
+
+def _axes(name: str, tensor: Tensor, dims: Dims | None) -> dict[int, str]:
+    given = (dims or {}).get(name)
+    if given is None:
+        given = _KNOWN_DIMS.get(name, {}).get(tensor.dim(), {}) if dims is None else {}
+    if not isinstance(given, Mapping):
+        if len(given) != tensor.dim():
+            raise InputError(
+                f"`dims[{name!r}]` must have one entry for each of {tensor.dim()} axes, "
+                f"got {list(given)}."
+            )
+        given = {axis: dim for axis, dim in enumerate(given) if isinstance(dim, str)}
+    for axis, dim in given.items():
+        if not isinstance(axis, int) or not 0 <= axis < tensor.dim():
+            raise InputError(
+                f"`dims[{name!r}]` must name axes 0 to {tensor.dim() - 1}, got {axis!r}."
+            )
+        if not isinstance(dim, str) or not dim.isidentifier():
+            raise InputError(f"`dims[{name!r}][{axis}]` must be an identifier, got {dim!r}.")
+    return dict(given)
+
+
+def _at_least_two(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
+    """Repeat dynamic axes of size 1: torch.export would take the 1 for a constant."""
+    for axis in axes:
+        if tensor.shape[axis] == 1:
+            tensor = tensor.repeat_interleave(2, dim=axis)
+    return tensor
+
+
+def _output_names(result: Any) -> tuple[str, ...]:
+    if isinstance(result, Tensor):
+        return ("output",)
+    if isinstance(result, Mapping):
+        named = dict(result)
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        named = dict(zip(result._fields, result, strict=True))
+    elif isinstance(result, tuple | list):
+        named = {f"output_{index}": value for index, value in enumerate(result)}
+    else:
+        named = {"output": result}
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"`target` must return tensors, got {type(value).__name__} for `{name}`. "
+                "Return a tensor, a tuple, a NamedTuple or a dict of them."
+            )
+    return tuple(named)
+
+
+REFERENCE = causal_attention
