@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from causal_attn.errors import PackageError
+from causal_attn.strict_json import parse_json, shown
 
 __all__ = ["SCHEMA", "Certificate", "Check", "Verdict"]
 
 SCHEMA = "causal_attn.certificate/1"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Verdict(StrEnum):
@@ -75,13 +81,35 @@ class Certificate:
         )
 
     def to_json(self) -> str:
-        """Indented JSON with sorted keys, the text of ``certificate.json``."""
-        values = asdict(self) | {
+        """Indented JSON with sorted keys, the text of ``certificate.json``.
+
+        JSON has no ``nan`` and ``inf``: such a figure, which a failed check has good reason to
+        record, is written as the string ``"nan"``, ``"inf"`` or ``"-inf"``.
+
+        Raises:
+            PackageError: A figure is not a JSON value.
+        """
+        values = {
             "schema": SCHEMA,
+            "digest": self.digest,
             "verdict": str(self.verdict),
-            "checks": [asdict(check) for check in self.checks],
+            "checks": [
+                {
+                    "name": check.name,
+                    "passed": check.passed,
+                    "detail": check.detail,
+                    "figures": _finite(check.figures),
+                    "provider": check.provider,
+                }
+                for check in self.checks
+            ],
+            "score_bound": self.score_bound,
+            "versions": dict(self.versions),
         }
-        return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        try:
+            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise PackageError(f"The certificate must hold JSON values, got: {error}.") from None
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
@@ -90,37 +118,45 @@ class Certificate:
         Raises:
             PackageError: `text` is not JSON or not a certificate; the message says where.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PackageError(f"The certificate must be JSON, got: {error}.") from None
+        values = parse_json(text, "The certificate")
         if not isinstance(values, dict) or values.pop("schema", None) != SCHEMA:
             raise PackageError(f"The certificate must be a JSON object with schema {SCHEMA!r}.")
         known = {"digest", "verdict", "checks", "score_bound", "versions"}
         if set(values) != known:
             raise PackageError(
                 f"The certificate must have exactly the fields {sorted(known)}, "
-                f"got {sorted(values)}."
+                f"got {shown(sorted(values))}."
             )
         try:
             verdict = Verdict(values["verdict"])
         except ValueError:
             raise PackageError(
-                f"`verdict` must be one of {[str(v) for v in Verdict]}, got {values['verdict']!r}."
+                f"`verdict` must be one of {[str(v) for v in Verdict]}, got "
+                f"{shown(values['verdict'])}."
             ) from None
-        bound = values["score_bound"]
-        if not isinstance(values["digest"], str) or not isinstance(values["versions"], dict):
-            raise PackageError("`digest` must be a string and `versions` an object.")
-        if bound is not None and (not isinstance(bound, int | float) or isinstance(bound, bool)):
-            raise PackageError(f"`score_bound` must be a number or null, got {bound!r}.")
+        digest, bound, versions = values["digest"], values["score_bound"], values["versions"]
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise PackageError(f"`digest` must be 64 hex digits, got {shown(digest)}.")
+        if not isinstance(versions, dict) or not all(
+            isinstance(version, str) for version in versions.values()
+        ):
+            raise PackageError(f"`versions` must be an object of strings, got {shown(versions)}.")
+        if bound is not None and (
+            not isinstance(bound, int | float)
+            or isinstance(bound, bool)
+            or not 0 < bound <= sys.float_info.max
+        ):
+            raise PackageError(
+                f"`score_bound` must be a finite number > 0 or null, got {shown(bound)}."
+            )
         if not isinstance(values["checks"], list):
-            raise PackageError(f"`checks` must be a list, got {values['checks']!r}.")
+            raise PackageError(f"`checks` must be a list, got {shown(values['checks'])}.")
         return cls(
-            digest=values["digest"],
+            digest=digest,
             verdict=verdict,
             checks=tuple(_check(index, value) for index, value in enumerate(values["checks"])),
             score_bound=bound,
-            versions=values["versions"],
+            versions=versions,
         )
 
 
@@ -135,6 +171,16 @@ def _check(index: int, value: Any) -> Check:
     ):
         raise PackageError(
             f"`checks[{index}]` must have name, passed, detail, figures and provider, got "
-            f"{value!r}."
+            f"{shown(value)}."
         )
     return Check(**value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value

@@ -9,6 +9,7 @@ from typing import Any
 
 from causal_attn.errors import PackageError, SpecError
 from causal_attn.spec import AttentionSpec
+from causal_attn.strict_json import parse_json, shown
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 
@@ -19,6 +20,12 @@ DTYPES = (
     "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool",
 )  # fmt: skip
 """Tensor dtypes a contract may name, by numpy's names (ml_dtypes' for bfloat16)."""
+
+MAX_OPSET = 1 << 15
+"""Far above any opset there is: what is larger is damage."""
+
+MAX_SIZE = (1 << 63) - 1
+"""ONNX dims are int64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +69,11 @@ class Contract:
     choice: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Indented JSON with sorted keys, the text of ``contract.json``."""
+        """Indented JSON with sorted keys, the text of ``contract.json``.
+
+        Raises:
+            PackageError: `choice` holds something that is not a JSON value.
+        """
         values = {
             "schema": SCHEMA,
             "inputs": [asdict(tensor) for tensor in self.inputs],
@@ -73,7 +84,10 @@ class Contract:
             "tokens": self.tokens,
             "choice": dict(self.choice),
         }
-        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+        try:
+            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise PackageError(f"The contract must hold JSON values, got: {error}.") from None
 
     @classmethod
     def from_json(cls, text: str) -> Contract:
@@ -82,36 +96,38 @@ class Contract:
         Raises:
             PackageError: `text` is not JSON or not a contract; the message says where.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PackageError(f"The contract must be JSON, got: {error}.") from None
+        values = parse_json(text, "The contract")
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise PackageError(
-                f"The contract must be a JSON object with schema {SCHEMA!r}, got "
-                f"{values.get('schema') if isinstance(values, dict) else type(values).__name__!r}."
+                f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}."
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
         if set(values) != known:
             raise PackageError(
-                f"The contract must have exactly the fields {sorted(known)}, got {sorted(values)}."
+                f"The contract must have exactly the fields {sorted(known)}, got "
+                f"{shown(sorted(values))}."
             )
         try:
             spec = None if values["spec"] is None else AttentionSpec.from_dict(values["spec"])
         except SpecError as error:
             raise PackageError(f"The contract's spec is wrong: {error}") from None
-        if not isinstance(values["opset"], int) or isinstance(values["opset"], bool):
-            raise PackageError(f"`opset` must be an integer, got {values['opset']!r}.")
+        opset = values["opset"]
+        if not isinstance(opset, int) or isinstance(opset, bool) or not 1 <= opset <= MAX_OPSET:
+            raise PackageError(
+                f"`opset` must be an integer from 1 to {MAX_OPSET}, got {shown(opset)}."
+            )
         for name in ("form", "tokens"):
-            if not isinstance(values[name], str):
-                raise PackageError(f"`{name}` must be a string, got {values[name]!r}.")
+            if not isinstance(values[name], str) or not values[name]:
+                raise PackageError(
+                    f"`{name}` must be a non-empty string, got {shown(values[name])}."
+                )
         if not isinstance(values["choice"], dict):
-            raise PackageError(f"`choice` must be an object, got {values['choice']!r}.")
+            raise PackageError(f"`choice` must be an object, got {shown(values['choice'])}.")
         return cls(
             inputs=_tensors("inputs", values["inputs"]),
             outputs=_tensors("outputs", values["outputs"]),
             form=values["form"],
-            opset=values["opset"],
+            opset=opset,
             spec=spec,
             tokens=values["tokens"],
             choice=values["choice"],
@@ -120,28 +136,33 @@ class Contract:
 
 def _tensors(where: str, values: Any) -> tuple[TensorContract, ...]:
     if not isinstance(values, list) or not values:
-        raise PackageError(f"`{where}` must be a non-empty list, got {values!r}.")
+        raise PackageError(f"`{where}` must be a non-empty list, got {shown(values)}.")
     tensors = tuple(_tensor(f"{where}[{index}]", value) for index, value in enumerate(values))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        raise PackageError(f"`{where}` must have distinct names, got {names}.")
+        raise PackageError(f"`{where}` must have distinct names, got {shown(names)}.")
     return tensors
 
 
 def _tensor(where: str, value: Any) -> TensorContract:
     if not isinstance(value, dict) or set(value) != {"name", "dtype", "dims"}:
-        raise PackageError(f"`{where}` must have name, dtype and dims, got {value!r}.")
+        raise PackageError(f"`{where}` must have name, dtype and dims, got {shown(value)}.")
     if not isinstance(value["name"], str) or not value["name"]:
-        raise PackageError(f"`{where}.name` must be a non-empty string, got {value['name']!r}.")
+        raise PackageError(
+            f"`{where}.name` must be a non-empty string, got {shown(value['name'])}."
+        )
     if value["dtype"] not in DTYPES:
-        raise PackageError(f"`{where}.dtype` must be one of {DTYPES}, got {value['dtype']!r}.")
+        raise PackageError(
+            f"`{where}.dtype` must be one of {DTYPES}, got {shown(value['dtype'])}."
+        )
     dims = value["dims"]
     if not isinstance(dims, list) or not all(
         (isinstance(dim, str) and dim)
-        or (isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0)
+        or (isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim <= MAX_SIZE)
         for dim in dims
     ):
         raise PackageError(
-            f"`{where}.dims` must be a list of names and sizes >= 0, got {value['dims']!r}."
+            f"`{where}.dims` must be a list of names and sizes from 0 to {MAX_SIZE}, got "
+            f"{shown(dims)}."
         )
     return TensorContract(name=value["name"], dtype=value["dtype"], dims=tuple(dims))

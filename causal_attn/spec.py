@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from causal_attn.errors import SpecError
+from causal_attn.errors import PackageError, SpecError
+from causal_attn.strict_json import parse_json, shown
 
 __all__ = ["AttentionSpec", "CacheKind"]
 
@@ -75,7 +76,7 @@ class AttentionSpec:
             object.__setattr__(self, "cache", CacheKind(self.cache))
         except ValueError:
             raise SpecError(
-                f"`cache` must be one of {[str(kind) for kind in CacheKind]}, got {self.cache!r}."
+                f"`cache` must be one of {[str(kind) for kind in CacheKind]}, got {shown(self.cache)}."
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,8 +97,10 @@ class AttentionSpec:
         if not isinstance(values, Mapping):
             raise SpecError(f"`values` must be a JSON object, got {type(values).__name__}.")
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise SpecError(f"`values` must have only the fields {sorted(known)}, got {unknown}.")
+        if unknown := sorted(set(values) - known, key=str):
+            raise SpecError(
+                f"`values` must have only the fields {sorted(known)}, got {shown(unknown)}."
+            )
         return cls(**values)
 
     @classmethod
@@ -108,9 +111,9 @@ class AttentionSpec:
             SpecError: `text` is not JSON, or not a spec.
         """
         try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise SpecError(f"`text` must be JSON, got {text[:40]!r}: {error}.") from None
+            values = parse_json(text, "`text`")
+        except PackageError as error:
+            raise SpecError(str(error)) from None
         return cls.from_dict(values)
 
 
@@ -126,12 +129,12 @@ def require_positive(name: str, value: float | None) -> None:
     if value is None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise SpecError(f"`{name}` must be a finite number > 0 or None, got {value!r}.")
+    if not number or not 0 < value <= sys.float_info.max:
+        raise SpecError(f"`{name}` must be a finite number > 0 or None, got {shown(value)}.")
 
 
 def _require_positive_int(name: str, value: int | None) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SpecError(f"`{name}` must be an integer >= 1 or None, got {value!r}.")
+        raise SpecError(f"`{name}` must be an integer >= 1 or None, got {shown(value)}.")
