@@ -20,9 +20,9 @@ from causal_attn.errors import PackageError, UsageError
 from causal_attn.manifest import MANIFEST, SCHEMA_VERSION, read_manifest
 from causal_attn.package_read import SLOT, Package, check_certificate, read_package
 from causal_attn.provider import Provider
-from causal_attn.store import replacing_folder
+from causal_attn.store import replacing_folder, require_replaceable
 
-__all__ = ["VariantSource", "write_package"]
+__all__ = ["VariantSource", "require_free", "write_package"]
 
 _MODEL, _CONTRACT, _CERTIFICATE = "model.onnx", "contract.json", "certificate.json"
 
@@ -53,6 +53,15 @@ class VariantSource:
     name: str | None = None
     component: str | None = None
     session_options: Mapping[str, str] = field(default_factory=dict)
+
+
+def require_free(path: str | os.PathLike[str]) -> None:
+    """Refuse a `path` that `write_package` would refuse, before any work is done for it.
+
+    Raises:
+        UsageError: `path` holds something that is not a package.
+    """
+    require_replaceable(Path(path).absolute(), _is_package)
 
 
 def write_package(

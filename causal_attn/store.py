@@ -13,7 +13,7 @@ from pathlib import Path
 
 from causal_attn.errors import UsageError
 
-__all__ = ["replacing_folder"]
+__all__ = ["replacing_folder", "require_replaceable"]
 
 
 @contextmanager
@@ -31,14 +31,14 @@ def replacing_folder(path: Path, replaceable: Callable[[Path], bool]) -> Iterato
     Raises:
         UsageError: Something at `path` may not be replaced, or the place cannot be written.
     """
-    _require_replaceable(path, replaceable)
+    require_replaceable(path, replaceable)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new.mkdir()
         yield new
         _sync(new)
-        _require_replaceable(path, replaceable)
+        require_replaceable(path, replaceable)
         _take_place(new, path)
         _sync_entry(path.parent)
     except OSError as error:
@@ -49,7 +49,12 @@ def replacing_folder(path: Path, replaceable: Callable[[Path], bool]) -> Iterato
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
+def require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
+    """Refuse a `path` that `replacing_folder` would not replace.
+
+    Raises:
+        UsageError: There is a file, a link, or a folder with something else in it.
+    """
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_dir():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
-from causal_attn.digest import model_digest, write_metadata
+from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
 from causal_attn.errors import CheckError, ProviderError, UsageError
 from causal_attn.export.capture import capture
 from causal_attn.export.forms import Form, choose_form
@@ -21,7 +21,8 @@ from causal_attn.export.lower import lower, save_model, tensor_contracts
 from causal_attn.export.oracle import baseline, oracle
 from causal_attn.export.quiet import ExportLog
 from causal_attn.export.target import Dims, Target, reference_target, user_target
-from causal_attn.package import Package, VariantSource, require_replaceable, write_package
+from causal_attn.package import Package, VariantSource, write_package
+from causal_attn.package_write import require_free
 from causal_attn.provider import Provider
 from causal_attn.reference import causal_attention
 from causal_attn.runtime import available_providers, load
@@ -84,7 +85,7 @@ def export(
         CheckError: The graph was made and a check failed; nothing was left at `path`.
     """
     path = Path(path)
-    require_replaceable(path)
+    require_free(path)
     variants = _parse_providers(providers)
     judges = _judges(variants, check_on)
     torch_dtype = _parse_dtype(dtype)
@@ -96,7 +97,7 @@ def export(
 
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         on_step("capture with torch.export")
-        program = capture(bound, max(number for _, number in chosen.values()), log)
+        program = capture(bound, log)
         written: dict[tuple[str, int], tuple[Path, Contract]] = {}
         certificates: dict[tuple[str, int, Provider], Certificate] = {}
         sources = []
@@ -116,7 +117,7 @@ def export(
                     spec=bound.spec,
                     choice={} if form != "auto" else {"rule": "decomposed runs on every provider"},
                 )
-                write_metadata(file, {"causal_attn.contract": contract.to_json()})
+                write_metadata(file, {CONTRACT_KEY: contract.to_json()})
                 written[key] = (file, contract)
             file, contract = written[key]
             judged = (*key, judges[provider])
@@ -164,9 +165,15 @@ def _check(
     certificate = certify(model_digest(file), checks, finite_mask=form.finite_mask)
     if not certificate.passed:
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
+        remedy = (
+            " `dtype` float64 holds only where ONNX keeps no constant in an attribute, which has "
+            "32 bits (an epsilon, a scale): export in float32."
+            if _float_dtype(target) is torch.float64
+            else ""
+        )
         raise CheckError(
             f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "
-            "No package was written."
+            f"No package was written.{remedy}"
         )
     return certificate
 

@@ -17,12 +17,11 @@ from causal_attn.export.target import Target, evaluating
 __all__ = ["capture"]
 
 
-def capture(target: Target, opset: int, log: ExportLog) -> ExportedProgram:
+def capture(target: Target, log: ExportLog) -> ExportedProgram:
     """Trace `target` with torch.export, its named dims dynamic.
 
     Args:
         target: What to trace.
-        opset: Of the graph to be written; some arguments are wrong at some opsets only.
         log: Gets whatever torch prints.
 
     Raises:
@@ -48,7 +47,7 @@ def capture(target: Target, opset: int, log: ExportLog) -> ExportedProgram:
     _refuse_dead_inputs(program)
     for node in program.graph.nodes:
         if node.target is SDPA:
-            refuse_sdpa(node, opset)
+            refuse_sdpa(node)
     return program
 
 
@@ -61,7 +60,7 @@ def _dynamic_shapes(dims: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int
 
 
 def _explain(error: Exception, target: Target, log: ExportLog) -> str:
-    text = str(error)
+    text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", str(error))
     saved = log.save()
     fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant", text)
     related = re.search(r"Constraints violated \(([\w, ]+)\)|(\w+) = (\w+)", text)

@@ -60,7 +60,7 @@ def lower(
         raise CaptureError(f"torch.onnx returned no model; its report is in {log.save()}.")
     model: ir.Model = onnx_program.model
     _strip_metadata(model)
-    _name_dims(model, target)
+    _name_dims(model, program, target)
     _drop_unused_results(model)
     return model
 
@@ -109,28 +109,37 @@ def _strip_metadata(model: ir.Model) -> None:
             value.doc_string = None
 
 
-def _name_dims(model: ir.Model, target: Target) -> None:
-    """Give dims the target's names: an ExportedProgram reaches torch.onnx with ``s33``."""
+def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> None:
+    """Give dims the target's names: an ExportedProgram reaches torch.onnx with ``s33``.
+
+    Shapes of the graph's inputs and outputs are torch's own. Shapes between them are dropped: an
+    inference on operators that torch does not know leaves wrong ones (a total length of 0).
+    """
     names: dict[str, str] = {}
+    inputs, outputs = {}, []
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in target.dims:
+            inputs[node.name] = node.meta["val"].shape
+            for axis, name in target.dims[node.name].items():
+                names[str(node.meta["val"].shape[axis])] = name
+        if node.op == "output":
+            outputs = [value.meta["val"].shape for value in node.args[0]]
+    for value in model.graph.all_nodes():
+        for output in value.outputs:
+            output.shape = None
     for value in model.graph.inputs:
-        for axis, name in target.dims.get(value.name or "", {}).items():
-            dim = value.shape[axis] if value.shape is not None else None
-            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                names[dim.value] = name
-    values = [*model.graph.inputs, *model.graph.outputs]
-    values += [output for node in model.graph.all_nodes() for output in node.outputs]
-    for value in values:
-        if value.shape is not None:
-            value.shape = ir.Shape([_named(dim, names) for dim in value.shape])
+        value.shape = _shape(inputs[value.name or ""], names)
+    for value, shape in zip(model.graph.outputs, outputs, strict=True):
+        value.shape = _shape(shape, names)
 
 
-def _named(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
-    if isinstance(dim, int):
-        return dim
-    if dim.value is None:
-        return None
+def _shape(sizes: Iterable[int | torch.SymInt], names: Mapping[str, str]) -> ir.Shape:
+    return ir.Shape([size if isinstance(size, int) else _named(size, names) for size in sizes])
+
+
+def _named(size: torch.SymInt, names: Mapping[str, str]) -> str:
     # Swap all symbols in one pass: names given to one must not be read as symbols again.
-    text = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), dim.value)
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), str(size))
     terms = [term.strip() for term in text.split("+")]
     return " + ".join(sorted(terms)) if all(term.isidentifier() for term in terms) else text
 

@@ -8,8 +8,6 @@ are at least float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -75,7 +73,7 @@ def lower_sdpa(
     return (weights @ value).to(dtype)
 
 
-def refuse_sdpa(node: Node, opset: int) -> None:
+def refuse_sdpa(node: Node) -> None:
     """Refuse arguments that torch.export lets through and that mean something else in ONNX.
 
     Raises:
@@ -87,16 +85,6 @@ def refuse_sdpa(node: Node, opset: int) -> None:
         raise InputError(
             f"`scale` of scaled_dot_product_attention must be > 0, got {scale!r}: the square root "
             "that ONNX takes of it is NaN."
-        )
-    mask: Any = arguments.get("attn_mask")
-    if mask is None:
-        return
-    value = mask.meta["val"]
-    if value.dtype != torch.bool and not value.is_floating_point():
-        raise InputError(
-            f"`attn_mask` of scaled_dot_product_attention must be bool or float, got "
-            f"{value.dtype} from `{mask.name}`: a 0/1 integer mask would be added to the scores. "
-            "Pass mask.bool()."
         )
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from causal_attn.errors import InputError, UsageError
 from causal_attn.operator import attend
-from causal_attn.reference import causal_attention
 from causal_attn.spec import AttentionSpec, CacheKind
 
 __all__ = ["Dims", "Target", "evaluating", "reference_target", "user_target"]
@@ -165,8 +164,7 @@ def user_target(
             f"lie along, such as dims={{{next(iter(examples))!r}: {{0: 'batch', 1: 'tokens'}}}}."
         )
     examples = {name: _at_least_two(tensor, axes[name]) for name, tensor in examples.items()}
-    with evaluating(module), torch.no_grad():
-        outputs = _output_names(module(**examples))
+    outputs = _output_names(_run_once(module, examples))
     bounds = {
         name: (int(tensor.min()), int(tensor.max()) + 1)
         for name, tensor in examples.items()
@@ -281,6 +279,17 @@ def _at_least_two(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
     return tensor
 
 
+def _run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
+    try:
+        with evaluating(module), torch.no_grad():
+            return module(**examples)
+    # The caller's code: whatever it raises is an answer about the examples.
+    except Exception as error:  # noqa: BLE001
+        raise InputError(
+            f"`example_inputs` must run through the target, got {type(error).__name__}: {error}"
+        ) from error
+
+
 def _output_names(result: Any) -> tuple[str, ...]:
     if isinstance(result, Tensor):
         return ("output",)
@@ -300,5 +309,3 @@ def _output_names(result: Any) -> tuple[str, ...]:
             )
     return tuple(named)
 
-
-REFERENCE = causal_attention

@@ -25,7 +25,9 @@ _SIZES = {
     "features": (8, 5, 40, 64),
     "past_tokens": (0, 1, 7, 33),
 }
-_OTHER_SIZES = (2, 3, 1)
+_TRAILING = (0, None, 4, -1)
+"""Other dims follow the tokens: as many, 2, more, fewer. A branch on lengths that are equal, or on
+one that is longer, is decided while tracing; only running both ways shows it."""
 
 
 def cases(contract: Contract, lengths: Sequence[int] = LENGTHS) -> Iterator[dict[str, int]]:
@@ -40,14 +42,27 @@ def cases(contract: Contract, lengths: Sequence[int] = LENGTHS) -> Iterator[dict
         for dim in tensor.dims
         if isinstance(dim, str) and dim != contract.tokens
     }
-    rings = {name: cycle(_SIZES.get(name, _OTHER_SIZES)) for name in sorted(names)}
+    names = {term for name in names for term in _terms(name)} - {contract.tokens}
+    rings = {
+        name: cycle(_SIZES[name] if name in _SIZES else _TRAILING) for name in sorted(names)
+    }
     for index, length in enumerate(lengths):
-        case = {name: next(ring) for name, ring in rings.items()}
+        case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
         if index % 3 == 2:
             # Keep cycles of equal periods from always meeting in the same pairs.
             for ring in rings.values():
                 next(ring)
         yield {contract.tokens: length, **case}
+
+
+def _size(name: str, value: int | None, length: int) -> int:
+    if name in _SIZES and value is not None:
+        return value
+    return 2 if value is None else max(1, length + value)
+
+
+def _terms(dim: str) -> list[str]:
+    return [term.strip() for term in dim.split("+") if not term.strip().isdigit()]
 
 
 def make_feeds(
