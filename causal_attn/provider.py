@@ -31,6 +31,16 @@ class Provider(StrEnum):
         """``cpu`` or ``gpu``: the ``device`` of a variant in a model package."""
         return "gpu" if self in (Provider.CUDA, Provider.TENSORRT) else "cpu"
 
+    @property
+    def wheel(self) -> str:
+        """The distribution that has this provider; all of them install the same module."""
+        return _WHEELS[self]
+
+    @property
+    def requirement(self) -> str:
+        """What to give ``pip install`` for `wheel` with the libraries that it needs."""
+        return _REQUIREMENTS.get(self, self.wheel)
+
     @classmethod
     def parse(cls, name: str | Provider) -> Provider:
         """The provider called `name`, by its short name or by ONNX Runtime's.
@@ -51,4 +61,17 @@ _ORT_NAMES = {
     Provider.CUDA: "CUDAExecutionProvider",
     Provider.TENSORRT: "TensorrtExecutionProvider",
     Provider.OPENVINO: "OpenVINOExecutionProvider",
+}
+
+_WHEELS = {
+    Provider.CPU: "onnxruntime",
+    Provider.CUDA: "onnxruntime-gpu",
+    Provider.TENSORRT: "onnxruntime-gpu",
+    Provider.OPENVINO: "onnxruntime-openvino",
+}
+
+_REQUIREMENTS = {
+    Provider.CPU: "causal-attn[cpu]",
+    Provider.CUDA: "causal-attn[cuda]",
+    Provider.TENSORRT: "causal-attn[cuda]",
 }

@@ -1,0 +1,182 @@
+"""ONNX Runtime as this package uses it: the only place that meets its exceptions.
+
+`EXCEPTIONS` maps every exception class that ONNX Runtime exports, once for loading and once for
+running; a test fails when a release adds a class that is not here. `ValueError` and
+`RuntimeError` are mapped too, since its Python layer raises them bare. `MemoryError` passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from causal_attn.errors import (
+    CausalAttnError,
+    EngineError,
+    InputError,
+    MissingDependencyError,
+    PackageError,
+    UsageError,
+)
+from causal_attn.provider import Provider
+from causal_attn.wheels import installed_wheels
+from numpy.typing import NDArray
+
+try:
+    import onnxruntime
+    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime.capi import onnxruntime_pybind11_state as _state
+except ImportError as error:
+    # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
+    # namespace: the names above are then what is missing.
+    _absent = not installed_wheels()
+    raise MissingDependencyError(
+        "`causal_attn.runtime` needs ONNX Runtime, "
+        + ("which is not installed. " if _absent else f"which does not import: {error}. ")
+        + "Install it with: "
+        + (
+            "pip install 'causal-attn[cpu]'"
+            if _absent
+            else f"pip uninstall -y {' '.join(installed_wheels())} && "
+            "pip install 'causal-attn[cpu]'"
+        ),
+        name="onnxruntime",
+    ) from error
+
+__all__ = [
+    "EXCEPTIONS",
+    "InferenceSession",
+    "SessionOptions",
+    "available_names",
+    "open_engine",
+    "preload_libraries",
+    "run_engine",
+]
+
+
+class _Mapped(NamedTuple):
+    loading: type[CausalAttnError]
+    running: type[CausalAttnError]
+
+
+EXCEPTIONS: Mapping[str, _Mapped] = {
+    "DeviceReset": _Mapped(EngineError, EngineError),
+    "EPFail": _Mapped(EngineError, EngineError),
+    "EngineError": _Mapped(EngineError, EngineError),
+    "Fail": _Mapped(EngineError, EngineError),
+    "InvalidArgument": _Mapped(PackageError, InputError),
+    "InvalidGraph": _Mapped(PackageError, EngineError),
+    "InvalidProtobuf": _Mapped(PackageError, EngineError),
+    "ModelLoadCanceled": _Mapped(EngineError, EngineError),
+    "ModelLoaded": _Mapped(EngineError, EngineError),
+    "ModelRequiresCompilation": _Mapped(PackageError, EngineError),
+    "NoModel": _Mapped(PackageError, EngineError),
+    "NoSuchFile": _Mapped(PackageError, EngineError),
+    "NotFound": _Mapped(PackageError, EngineError),
+    "NotImplemented": _Mapped(EngineError, EngineError),
+    "RuntimeException": _Mapped(EngineError, EngineError),
+}
+"""Name of ONNX Runtime's exception class -> what it becomes while loading and while running."""
+
+_BARE: Mapping[type[Exception], _Mapped] = {
+    ValueError: _Mapped(UsageError, InputError),
+    RuntimeError: _Mapped(EngineError, EngineError),
+}
+
+# Classes come and go between releases: 1.24 has no DeviceReset.
+_BY_CLASS: dict[type[Exception], _Mapped] = {
+    getattr(_state, name): mapped for name, mapped in EXCEPTIONS.items() if hasattr(_state, name)
+} | dict(_BARE)
+
+_RAISED = tuple(_BY_CLASS)
+
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+# "/onnxruntime_src/onnxruntime/core/x.h:46 void f(int) axis was false. Why": a place in the source
+# of ONNX Runtime, of no use to a caller.
+_SOURCE = re.compile(r"/\S+\.(?:cc|cpp|h):\d+ ")
+
+
+def available_names() -> tuple[str, ...]:
+    """ONNX Runtime's names of the providers in the installed wheel, by its own preference."""
+    return tuple(onnxruntime.get_available_providers())
+
+
+def preload_libraries() -> str:
+    """Load the CUDA and cuDNN libraries that pip installed; returns what could not be loaded.
+
+    ONNX Runtime finds them by itself only where the linker's path has them.
+    """
+    import contextlib
+    import io
+
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is None:
+        return ""
+    # It reports by printing, and a command that writes JSON owns stdout.
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            preload()
+        except _RAISED as error:
+            return f"{printed.getvalue()}{error}".strip()
+    return printed.getvalue().strip()
+
+
+def open_engine(
+    model: Path,
+    provider: Provider,
+    options: SessionOptions,
+    provider_options: Mapping[str, str],
+) -> InferenceSession:
+    """A session of `model` on `provider` and, where ONNX Runtime adds it, the CPU.
+
+    Raises:
+        PackageError: The file is missing, or is not a model that ONNX Runtime can load.
+        UsageError: ONNX Runtime's Python layer refuses an option.
+        EngineError: Anything else that it raised.
+    """
+    try:
+        # Without enable_fallback=0 a provider that fails is replaced by the CPU, with a print.
+        return InferenceSession(
+            str(model),
+            options,
+            providers=[provider.ort_name],
+            provider_options=[dict(provider_options)],
+            enable_fallback=0,
+        )
+    except _RAISED as error:
+        raise _translated(
+            error,
+            _BY_CLASS[_known_class(error)].loading,
+            f"ONNX Runtime {onnxruntime.__version__} could not load {model} on {provider}",
+        ) from error
+
+
+def run_engine(
+    engine: InferenceSession, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """The values of `outputs`, in that order.
+
+    Raises:
+        InputError: ONNX Runtime refuses a feed.
+        EngineError: Anything else that it raised.
+    """
+    try:
+        results: list[NDArray[Any]] = engine.run(outputs, feeds)
+    except _RAISED as error:
+        raise _translated(
+            error,
+            _BY_CLASS[_known_class(error)].running,
+            "ONNX Runtime failed while running the model",
+        ) from error
+    return results
+
+
+def _known_class(error: Exception) -> type[Exception]:
+    return next(kind for kind in type(error).__mro__ if kind in _BY_CLASS)
+
+
+def _translated(error: Exception, kind: type[CausalAttnError], what: str) -> CausalAttnError:
+    text = _SOURCE.sub("", _PREFIX.sub("", str(error))).strip()
+    return kind(f"{what}: {text} ({type(error).__name__})")

@@ -1,0 +1,226 @@
+"""From a package on disk to a session on the provider that was asked for, or an error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from causal_attn.contract import Contract
+from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
+from causal_attn.package import Variant, check_certificate, open_model, read_package
+from causal_attn.provider import Provider
+from causal_attn.runtime.engine import (
+    InferenceSession,
+    SessionOptions,
+    open_engine,
+    preload_libraries,
+)
+from causal_attn.runtime.options import build_options, check_provider_options
+from causal_attn.runtime.placement import PlacedNode, read_placement, require_placement
+from causal_attn.runtime.providers import require_provider
+from causal_attn.runtime.session import Session
+
+__all__ = ["Accept", "load"]
+
+_ORT_TYPES = {
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+}
+
+
+class Accept(StrEnum):
+    """Which models `load` takes."""
+
+    CERTIFIED = "certified"
+    """Only with a certificate that every check passed, of this very model."""
+    UNVERIFIED = "unverified"
+    """Any; for a model that is about to be checked."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    provider: str | Provider = Provider.CPU,
+    *,
+    component: str | None = None,
+    variant: str | None = None,
+    accept: str | Accept = Accept.CERTIFIED,
+    session_options: Mapping[str, str] | SessionOptions | None = None,
+    provider_options: Mapping[str, str] | None = None,
+    intra_op_threads: int | None = None,
+) -> Session:
+    """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
+
+    Every node runs on that provider, or the call fails: nothing falls back to the CPU. See
+    `causal_attn.runtime.placement` for the one exception that ``cuda`` and ``tensorrt`` have.
+
+    Args:
+        path: The package's folder, or the file.
+        provider: Short name, or ONNX Runtime's name. For ``cuda`` and ``tensorrt`` the libraries
+            that pip installed are loaded first.
+        component: Which model of the package; needed if it has several.
+        variant: Which variant; needed if several are for `provider`.
+        accept: ``"certified"`` refuses a model without a certificate, with a failed one, or that
+            was changed after it was checked; this reads the whole model once more.
+            ``"unverified"`` takes it as it is.
+        session_options: Config entries by ONNX Runtime's keys, see `SWITCHES` in
+            `causal_attn.runtime.options`. ``session.intra_op.allow_spinning`` is the one a
+            service wants to know: by default idle threads spin for a while, which saves the
+            wake-up time of the next call and costs CPU time that neighbours on the machine
+            could use; ``"0"`` turns it off. Or a whole ``onnxruntime.SessionOptions``, which
+            is used as it is and gets the entries that `load` needs.
+        provider_options: ONNX Runtime's options of the provider.
+        intra_op_threads: Threads of one call, >= 1. ``None``: ONNX Runtime's choice, one a
+            physical core.
+
+    Returns:
+        An open session; close it, or use it in a ``with`` statement.
+
+    Raises:
+        UsageError: An argument is wrong.
+        ProviderError: The provider is unknown, not installed, does not start, or does not run
+            every node; the message says what is there and how to get it.
+        PackageError: The package cannot be read or is not what it says.
+        CertificateError: The certificate is missing, failed or of another model.
+        InputError: The model has tensors of a dtype that numpy does not have.
+        EngineError: ONNX Runtime failed.
+    """
+    wanted = require_provider(provider)
+    chosen = _variant(Path(path), wanted, component, variant)
+    if _accept(accept) is Accept.CERTIFIED:
+        check_certificate(chosen)
+    _refuse_foreign_dtypes(chosen.contract)
+    engine, placement = _placed_engine(
+        chosen,
+        wanted,
+        session_options,
+        check_provider_options(wanted, provider_options),
+        intra_op_threads,
+    )
+    _compare(chosen, engine)
+    return Session(
+        engine,
+        contract=chosen.contract,
+        certificate=chosen.certificate,
+        provider=wanted,
+        placement=placement,
+    )
+
+
+def _accept(accept: str | Accept) -> Accept:
+    try:
+        return Accept(accept)
+    except ValueError:
+        raise UsageError(
+            f"`accept` must be one of {[str(value) for value in Accept]}, got {accept!r}."
+        ) from None
+
+
+def _variant(path: Path, provider: Provider, component: str | None, name: str | None) -> Variant:
+    if path.is_dir():
+        return read_package(path).select(provider, component, name)
+    if not path.exists():
+        raise PackageError(f"`path` must be a package or an .onnx file, got {path}: not there.")
+    if component is not None or name is not None:
+        raise UsageError(
+            f"`component` and `variant` must be None for a lone model, got {component!r} and "
+            f"{name!r}. They choose inside a package."
+        )
+    return open_model(path)
+
+
+def _refuse_foreign_dtypes(contract: Contract) -> None:
+    for tensor in (*contract.inputs, *contract.outputs):
+        if tensor.dtype == "bfloat16":
+            raise InputError(
+                "`path` must be a model with inputs and outputs that numpy has a dtype for, got "
+                f"bfloat16 for `{tensor.name}`, which ONNX Runtime does not take from Python. "
+                "Export it with dtype float16 or float32."
+            )
+
+
+def _placed_engine(
+    variant: Variant,
+    provider: Provider,
+    session_options: Mapping[str, str] | SessionOptions | None,
+    provider_options: Mapping[str, str],
+    intra_op_threads: int | None,
+) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
+    def attempt(*, strict: bool) -> InferenceSession:
+        options = build_options(
+            from_package=variant.session_options,
+            from_caller=session_options,
+            intra_op_threads=intra_op_threads,
+            strict=strict,
+        )
+        return open_engine(variant.model, provider, options, provider_options)
+
+    gpu = provider in (Provider.CUDA, Provider.TENSORRT)
+    not_loaded = _preload() if gpu else ""
+    # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and on CUDA it puts
+    # arithmetic on shapes on the CPU itself: there the record alone decides.
+    strict = not gpu and provider is not Provider.CPU
+    refusal: EngineError | None = None
+    try:
+        engine = attempt(strict=strict)
+    except EngineError as error:
+        if not strict:
+            raise
+        # The refusal does not name the nodes; the record of a session that may fall back does.
+        refusal = error
+        engine = attempt(strict=False)
+    if provider.ort_name not in engine.get_providers():
+        raise ProviderError(
+            f"`provider` must start, got {str(provider)!r}, which ONNX Runtime replaced by "
+            f"{engine.get_providers()}: its device or libraries are missing. {not_loaded}".strip()
+        )
+    placement = read_placement(engine)
+    require_placement(placement, provider)
+    if refusal is not None:
+        raise refusal
+    return engine, placement
+
+
+@cache
+def _preload() -> str:
+    return preload_libraries()
+
+
+def _compare(variant: Variant, engine: InferenceSession) -> None:
+    """Refuse a contract that is not the graph's: the feeds are checked against the contract."""
+    for what, tensors, nodes in (
+        ("inputs", variant.contract.inputs, engine.get_inputs()),
+        ("outputs", variant.contract.outputs, engine.get_outputs()),
+    ):
+        promised = [(tensor.name, tensor.dtype) for tensor in tensors]
+        graph = [(node.name, _dtype(node)) for node in nodes]
+        if promised != graph:
+            raise PackageError(
+                f"The contract's {what} must be those of the graph, {graph}, got {promised}: "
+                f"{variant.model}."
+            )
+        for tensor, node in zip(tensors, nodes, strict=True):
+            if not _dims_agree(tensor.dims, node.shape):
+                raise PackageError(
+                    f"The contract's dims of `{tensor.name}` must be those of the graph, "
+                    f"{node.shape}, got {list(tensor.dims)}: {variant.model}."
+                )
+
+
+def _dims_agree(promised: tuple[str | int, ...], graph: list[str | int | None] | None) -> bool:
+    # ONNX Runtime gives [] both for a scalar and for a tensor whose shape is not declared.
+    if not graph:
+        return True
+    return len(promised) == len(graph) and all(
+        promise == dim or not (isinstance(promise, int) and isinstance(dim, int))
+        for promise, dim in zip(promised, graph, strict=True)
+    )
+
+
+def _dtype(node: Any) -> str:
+    kind: str = node.type
+    return _ORT_TYPES.get(kind, kind.removeprefix("tensor(").removesuffix(")"))

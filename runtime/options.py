@@ -1,0 +1,146 @@
+"""Session options: what the caller and the package may set, and what `load` sets itself.
+
+ONNX Runtime takes any key and any value and ignores what it does not know, so that a misspelt
+option does nothing without a word. Keys here are from a list and values are checked. A package is
+untrusted, and some options name files to read or write: it may set nothing outside the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from causal_attn.errors import PackageError, UsageError
+from causal_attn.provider import Provider
+from causal_attn.runtime.engine import SessionOptions
+from causal_attn.runtime.placement import RECORD_OPTION
+
+__all__ = ["STRICT_OPTION", "SWITCHES", "build_options", "check_provider_options"]
+
+STRICT_OPTION = "session.disable_cpu_ep_fallback"
+
+SWITCHES = frozenset(
+    {
+        "session.disable_prepacking",
+        "session.force_spinning_stop",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.set_denormal_as_zero",
+        "session.use_deterministic_compute",
+        "session.use_device_allocator_for_initializers",
+        "session.use_env_allocators",
+    }
+)
+"""ONNX Runtime's session config entries that a mapping may hold; each is ``"0"`` or ``"1"``."""
+
+_FATAL = 4
+_UNSET = -1
+
+
+def build_options(
+    *,
+    from_package: Mapping[str, str],
+    from_caller: Mapping[str, str] | SessionOptions | None,
+    intra_op_threads: int | None,
+    strict: bool,
+) -> SessionOptions:
+    """The options of one session.
+
+    Args:
+        from_package: Config entries of the variant; those of the caller override them.
+        from_caller: See `causal_attn.runtime.load`.
+        intra_op_threads: ``None`` leaves ONNX Runtime's choice, the physical cores.
+        strict: ONNX Runtime itself refuses to leave a node to the CPU.
+
+    Raises:
+        PackageError: `from_package` has an entry that is not allowed.
+        UsageError: An argument of the caller is wrong.
+    """
+    if unknown := _refused(from_package):
+        raise PackageError(
+            f"The package's session options must be out of {sorted(SWITCHES)}, each '0' or '1', "
+            f"got {unknown}."
+        )
+    if isinstance(from_caller, SessionOptions):
+        options = _taken(from_caller, intra_op_threads)
+        entries = dict(from_package)
+    else:
+        options = SessionOptions()
+        entries = {**from_package, **_checked(from_caller)}
+        if intra_op_threads is not None:
+            options.intra_op_num_threads = _positive(intra_op_threads)
+    if options.log_severity_level == _UNSET:
+        # Whatever it would log about a failure is in the exception, and stderr is the caller's.
+        options.log_severity_level = _FATAL
+    entries |= {RECORD_OPTION: "1", STRICT_OPTION: "1" if strict else "0"}
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def check_provider_options(
+    provider: Provider, options: Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """`options` as strings, or nothing.
+
+    Raises:
+        UsageError: They are not strings, or `provider` is the CPU, which takes none and would
+            ignore them.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(
+        isinstance(item, str) for pair in options.items() for item in pair
+    ):
+        raise UsageError(
+            f"`provider_options` must be a mapping of strings to strings, got {options!r}."
+        )
+    if options and provider is Provider.CPU:
+        raise UsageError(
+            f"`provider_options` must be empty for cpu, which takes none, got {dict(options)}."
+        )
+    return options
+
+
+def _checked(entries: Mapping[str, str] | None) -> Mapping[str, str]:
+    if entries is None:
+        return {}
+    if not isinstance(entries, Mapping):
+        raise UsageError(
+            "`session_options` must be a mapping or an onnxruntime.SessionOptions, got "
+            f"{type(entries).__name__}."
+        )
+    if refused := _refused(entries):
+        raise UsageError(
+            f"`session_options` must have keys out of {sorted(SWITCHES)} and values '0' or '1', "
+            f"got {refused}. Give anything else as an onnxruntime.SessionOptions: ONNX Runtime "
+            "ignores a key that it does not know."
+        )
+    return entries
+
+
+def _refused(entries: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in entries.items()
+        if key not in SWITCHES or value not in ("0", "1")
+    }
+
+
+def _taken(options: SessionOptions, intra_op_threads: int | None) -> SessionOptions:
+    if intra_op_threads is not None:
+        raise UsageError(
+            f"`intra_op_threads` must be None beside a SessionOptions, got {intra_op_threads!r}. "
+            "Set intra_op_num_threads on it."
+        )
+    # Providers registered on the options would compete with the one that was asked for.
+    if getattr(options, "has_providers", bool)():
+        raise UsageError(
+            "`session_options` must register no providers, got some. Name one in `provider`."
+        )
+    return options
+
+
+def _positive(threads: int) -> int:
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise UsageError(f"`intra_op_threads` must be an integer >= 1 or None, got {threads!r}.")
+    return threads

@@ -1,0 +1,146 @@
+"""A loaded model: call it with arrays, get arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from causal_attn.certificate import Certificate
+from causal_attn.contract import Contract
+from causal_attn.errors import ClosedError, InputError
+from causal_attn.provider import Provider
+from causal_attn.runtime.engine import InferenceSession, run_engine
+from causal_attn.runtime.feeds import FeedCheck
+from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
+from causal_attn.runtime.placement import PlacedNode
+from numpy.typing import NDArray
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A model on one provider; made by `causal_attn.runtime.load`.
+
+    Threads: any number of them may call one session at once. `close` may come at any time: calls
+    that are running finish with their results, later ones raise `ClosedError`, and the memory is
+    freed when the last running call returns.
+
+    Processes: a session does not survive ``os.fork``; load it in the process that calls it.
+
+    Results are the caller's: they are not overwritten by later calls and stay valid after `close`.
+
+    Attributes:
+        contract: Names, dtypes and dims of the inputs and outputs.
+        certificate: What was checked; ``None`` only with ``accept="unverified"``.
+        provider: The provider that runs it.
+        placement: Every node and the provider it is on, see `causal_attn.runtime.placement`.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceSession,
+        *,
+        contract: Contract,
+        certificate: Certificate | None,
+        provider: Provider,
+        placement: tuple[PlacedNode, ...],
+    ) -> None:
+        self.contract = contract
+        self.certificate = certificate
+        self.provider = provider
+        self.placement = placement
+        self._engine: InferenceSession | None = engine
+        self._feeds = FeedCheck(contract)
+        self._output_names = [tensor.name for tensor in contract.outputs]
+        self._outputs = outputs_type(identifiers(self._output_names))
+
+    def __call__(self, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
+        """Run the model on one array for each input.
+
+        Args:
+            arrays: The first inputs, in the order of the contract.
+            named: The others by name; ``**{"past.0.key": array}`` for a name that is no
+                identifier.
+
+        Returns:
+            A NamedTuple of all outputs in the order of the contract. Names are made identifiers:
+            ``present.0.key`` is the field ``present_0_key``.
+
+        Raises:
+            InputError: An input is missing, unknown, given twice, not a numpy array, or does not
+                have the dtype and dims of the contract.
+            ClosedError: The session was closed.
+            EngineError: ONNX Runtime failed.
+        """
+        engine = self._opened()
+        feeds = self._feeds.bind(arrays, named)
+        return self._outputs._make(run_engine(engine, self._output_names, feeds))
+
+    def run(
+        self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Run the model on `feeds` by the names of the graph.
+
+        Args:
+            feeds: One array for each input.
+            outputs: Names of the outputs wanted; ``None`` for all. What only the others need is
+                computed nevertheless.
+
+        Returns:
+            The wanted outputs by name, in the order asked for.
+
+        Raises:
+            InputError: As in a call; or `outputs` is empty or has a name that is no output.
+            ClosedError: The session was closed.
+            EngineError: ONNX Runtime failed.
+        """
+        engine = self._opened()
+        names = self._output_names if outputs is None else self._known_outputs(outputs)
+        return dict(zip(names, run_engine(engine, names, self._feeds.check(feeds)), strict=True))
+
+    def close(self) -> None:
+        """Let go of the model. A second call does nothing."""
+        # Running calls hold the engine by a reference of their own, so nothing needs a lock.
+        self._engine = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._engine is None
+
+    def __enter__(self) -> Self:
+        self._opened()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(tensor.name for tensor in self.contract.inputs)
+        outputs = ", ".join(self._output_names)
+        state = ", closed" if self.closed else ""
+        return f"<Session ({inputs}) -> ({outputs}) on {self.provider}{state}>"
+
+    def _opened(self) -> InferenceSession:
+        engine = self._engine
+        if engine is None:
+            raise ClosedError(
+                "The session must be open, got a call after close(). Load the package again."
+            )
+        return engine
+
+    def _known_outputs(self, outputs: Sequence[str]) -> list[str]:
+        if isinstance(outputs, str):
+            raise InputError(f"`outputs` must be a list of names, got the string {outputs!r}.")
+        unknown = [name for name in outputs if name not in self._output_names]
+        if unknown or not outputs:
+            raise InputError(
+                f"`outputs` must be names out of {self._output_names}, got {list(outputs)}."
+            )
+        return list(dict.fromkeys(outputs))
