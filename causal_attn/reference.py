@@ -114,7 +114,9 @@ def causal_attention(
     _validate(q, k, v, past, kv_lengths)
     require_positive("scale", scale)
     require_positive("softcap", softcap)
-    if window is not None and (not isinstance(window, int) or window < 1):
+    if window is not None and (
+        not isinstance(window, int) or isinstance(window, bool) or window < 1
+    ):
         raise SpecError(f"`window` must be an integer >= 1 or None, got {window!r}.")
     return attend(
         q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
@@ -233,6 +235,11 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, past: int, kv_lengths: Tensor | N
                 f"got {k.shape[1]}."
             )
     if kv_lengths is not None:
+        if not isinstance(kv_lengths, Tensor):
+            raise InputError(
+                f"`kv_lengths` must be a torch.Tensor, got {type(kv_lengths).__name__}. "
+                "Make it with torch.tensor([…])."
+            )
         if q.dim() != 4 or list(kv_lengths.shape) != [q.shape[0]]:
             raise InputError(
                 "`kv_lengths` must be [batch], beside 4-D q, k and v, "
@@ -242,4 +249,8 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, past: int, kv_lengths: Tensor | N
             raise InputError(
                 f"`kv_lengths` must be int32 or int64, got {kv_lengths.dtype}: it counts keys, "
                 "it is not a mask."
+            )
+        if kv_lengths.device != q.device:
+            raise InputError(
+                f"`kv_lengths` must be on the device of `q`, {q.device}, got {kv_lengths.device}."
             )
