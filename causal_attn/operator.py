@@ -111,7 +111,9 @@ def _shapes(
 
     return (
         query.new_empty(batch, heads, q_tokens, value.shape[3]),
-        query.new_empty(batch, heads, q_tokens, kv_tokens) if return_weights else query.new_empty(0),
+        query.new_empty(batch, heads, q_tokens, kv_tokens)
+        if return_weights
+        else query.new_empty(0),
         present(key),
         present(value),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +193,7 @@ def _bind(
             )
         spec = target if isinstance(target, AttentionSpec) else AttentionSpec()
         return reference_target(spec, dtype=dtype or torch.float32, return_weights=return_weights)
-    return user_target(target, example_inputs, dims, dtype=dtype)  # type: ignore[arg-type]
+    return user_target(target, example_inputs, dims, dtype=dtype)
 
 
 def _parse_providers(providers: Sequence[str | Provider]) -> tuple[Provider, ...]:

@@ -62,7 +62,9 @@ def _dynamic_shapes(dims: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int
 def _explain(error: Exception, target: Target, log: ExportLog) -> str:
     text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", str(error))
     saved = log.save()
-    fixed = re.search(r"marked (\w+) as dynamic but your code specialized it to be a constant", text)
+    fixed = re.search(
+        r"marked (\w+) as dynamic but your code specialized it to be a constant", text
+    )
     related = re.search(r"Constraints violated \(([\w, ]+)\)|(\w+) = (\w+)", text)
     where = f"torch's own report is in {saved}."
     if fixed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def _attention(
     v_features = value.shape[3]
     past = 0 if past_key is None else past_key.shape[2]
     total = past + new_tokens
-    attributes: dict[str, int | float] = {"is_causal": 1}
+    attributes: dict[str, Any] = {"is_causal": 1}
     if scale is not None:
         attributes["scale"] = float(scale)
     if softcap is not None:

@@ -1,4 +1,4 @@
-"""From an ExportedProgram to a clean ONNX model: the form's ops, our names, nothing of the machine."""
+"""From an ExportedProgram to a clean ONNX model: our names, nothing of the machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def lower(
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
         found = re.search(r"No ONNX function found for ([^.]*\S)\.?", str(error))
-        what = found[1] if found else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = (
+            found[1] if found else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        )
         raise CaptureError(
             f"`target` must use only ops that torch.onnx can write at opset {opset}, got "
             f"{what[:300]}. torch's own report is in {log.save()}."
@@ -117,15 +119,15 @@ def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> Non
     """
     names: dict[str, str] = {}
     inputs, outputs = {}, []
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in target.dims:
-            inputs[node.name] = node.meta["val"].shape
-            for axis, name in target.dims[node.name].items():
-                names[str(node.meta["val"].shape[axis])] = name
-        if node.op == "output":
-            outputs = [value.meta["val"].shape for value in node.args[0]]
-    for value in model.graph.all_nodes():
-        for output in value.outputs:
+    for traced in program.graph.nodes:
+        if traced.op == "placeholder" and traced.name in target.dims:
+            inputs[traced.name] = traced.meta["val"].shape
+            for axis, name in target.dims[traced.name].items():
+                names[str(traced.meta["val"].shape[axis])] = name
+        if traced.op == "output":
+            outputs = [value.meta["val"].shape for value in traced.args[0]]
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
             output.shape = None
     for value in model.graph.inputs:
         value.shape = _shape(inputs[value.name or ""], names)

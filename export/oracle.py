@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -60,7 +59,7 @@ class _Run:
         self._wide = wide
         self._module = copy.deepcopy(target.module).double() if wide else target.module
 
-    def __call__(self, feeds: Feeds) -> dict[str, NDArray[np.generic]]:
+    def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         # Copies: a module may write to its inputs, and the feeds are compared later.
         inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
         with evaluating(self._module), torch.no_grad():
@@ -71,7 +70,8 @@ class _Run:
                 result = self._module(**inputs)
         tensors: list[Tensor] = tree_leaves(result)
         return {
-            name: tensor.numpy() for name, tensor in zip(self._target.outputs, tensors, strict=True)
+            name: tensor.numpy()
+            for name, tensor in zip(self._target.outputs, tensors, strict=True)
         }
 
 

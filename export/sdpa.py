@@ -1,8 +1,8 @@
 """torch's ``scaled_dot_product_attention`` in a user's module, written so that no trap remains.
 
 torch.onnx 2.13 writes it with a finite mask constant and a mean of v for empty rows below opset
-23, keeps the scale of float64 in float32, and hands it to kernels that add the lowest finite number
-above. Here a mask is a select of ``-inf``, a row that sees no key is zeros, and scores and softmax
+23, keeps the scale of float64 in float32, and from opset 23 on hands it to kernels that add the
+lowest finite number. Here a mask is a select of ``-inf``, a row that sees no key is zeros, and scores and softmax
 are at least float32.
 """
 

@@ -117,7 +117,7 @@ def reference_target(
     outputs = ["output", "weights"] if return_weights else ["output"]
     module: nn.Module = _ReferenceOp(spec, return_weights)
     if spec.cache is CacheKind.DYNAMIC:
-        layout |= {name: (kv_heads, "past_tokens") for name in ("past_key", "past_value")}
+        layout |= dict.fromkeys(("past_key", "past_value"), (kv_heads, "past_tokens"))
         outputs += ["present_key", "present_value"]
         module = _CachedReferenceOp(spec, return_weights)
     made = {
@@ -252,15 +252,16 @@ def _refuse_aliases(examples: Mapping[str, Tensor]) -> None:
 
 def _axes(name: str, tensor: Tensor, dims: Dims | None) -> dict[int, str]:
     given = (dims or {}).get(name)
-    if given is None:
-        given = _KNOWN_DIMS.get(name, {}).get(tensor.dim(), {}) if dims is None else {}
-    if not isinstance(given, Mapping):
+    if given is None and dims is None:
+        given = _KNOWN_DIMS.get(name, {}).get(tensor.dim())
+    if given is not None and not isinstance(given, Mapping):
         if len(given) != tensor.dim():
             raise InputError(
                 f"`dims[{name!r}]` must have one entry for each of {tensor.dim()} axes, "
                 f"got {list(given)}."
             )
         given = {axis: dim for axis, dim in enumerate(given) if isinstance(dim, str)}
+    given = given or {}
     for axis, dim in given.items():
         if not isinstance(axis, int) or not 0 <= axis < tensor.dim():
             raise InputError(
@@ -284,7 +285,7 @@ def _run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
         with evaluating(module), torch.no_grad():
             return module(**examples)
     # The caller's code: whatever it raises is an answer about the examples.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise InputError(
             f"`example_inputs` must run through the target, got {type(error).__name__}: {error}"
         ) from error
@@ -308,4 +309,3 @@ def _output_names(result: Any) -> tuple[str, ...]:
                 "Return a tensor, a tuple, a NamedTuple or a dict of them."
             )
     return tuple(named)
-

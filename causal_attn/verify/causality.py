@@ -10,6 +10,7 @@ which is measured and printed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,7 @@ def check_future_is_invisible(
     return Check(
         name=name,
         passed=True,
-        detail=f"{probes} probes at {min(lengths)} to {max(lengths)} tokens: earlier rows {equality}",
+        detail=f"{probes} probes at {min(lengths)} to {max(lengths)} tokens: the past {equality}",
         figures={"probes": probes, "noise": noise},
         provider=provider,
     )
@@ -115,12 +116,16 @@ def check_past_matters(
         blind = [
             position
             for position in ((3,) if window == 1 else (3, 4))
-            if all(_same_row(contract, tensor, base, changed, length, position) for tensor in watched)
+            if all(
+                _same_row(contract, tensor, base, changed, length, position) for tensor in watched
+            )
         ]
         if not blind:
             break
     if blind:
-        detail = f"changing token 3 changes nothing at position {blind[0]}: the past does not reach it"
+        detail = (
+            f"changing token 3 changes nothing at position {blind[0]}: the past does not reach it"
+        )
     else:
         detail = "a changed token changes its own row and the next"
     return Check(
@@ -134,7 +139,7 @@ def check_weights(
     lengths: Sequence[int] = PROBE_LENGTHS,
     seed: int = 3,
 ) -> Check | None:
-    """Weights of the future must be exactly 0 and rows sum to 1; ``None`` without such an output."""
+    """Weights of the future must be 0 and rows sum to 1; ``None`` without such an output."""
     contract = session.contract
     if contract.spec is None or all(tensor.name != "weights" for tensor in contract.outputs):
         return None
@@ -153,7 +158,7 @@ def check_weights(
             return Check(
                 name="weights",
                 passed=False,
-                detail=f"at {q_tokens} tokens a hidden key has a weight, or a row does not sum to 1",
+                detail=f"at {q_tokens} tokens a hidden key weighs, or a row does not sum to 1",
                 provider=str(session.provider),
             )
     return Check(
@@ -197,11 +202,11 @@ def _perturbed(
 
 def _other(
     tensor: TensorContract,
-    values: NDArray[np.generic],
+    values: NDArray[Any],
     amount: float,
     rng: np.random.Generator,
     bounds: Bounds | None,
-) -> NDArray[np.generic]:
+) -> NDArray[Any]:
     if values.dtype == np.bool_:
         return ~values
     if values.dtype.kind in "iu":
@@ -217,8 +222,8 @@ def _other(
 
 
 def _rows(
-    contract: Contract, tensor: TensorContract, results: Mapping[str, NDArray[np.generic]]
-) -> NDArray[np.generic]:
+    contract: Contract, tensor: TensorContract, results: Mapping[str, NDArray[Any]]
+) -> NDArray[Any]:
     axis = _token_axis(contract, tensor)
     assert axis is not None
     return np.moveaxis(results[tensor.name], axis, 0)
@@ -227,8 +232,8 @@ def _rows(
 def _first_change(
     contract: Contract,
     tensor: TensorContract,
-    base: Mapping[str, NDArray[np.generic]],
-    changed: Mapping[str, NDArray[np.generic]],
+    base: Mapping[str, NDArray[Any]],
+    changed: Mapping[str, NDArray[Any]],
     tokens: int,
     cut: int,
     noise: float,
@@ -245,17 +250,17 @@ def _first_change(
 def _same_row(
     contract: Contract,
     tensor: TensorContract,
-    base: Mapping[str, NDArray[np.generic]],
-    changed: Mapping[str, NDArray[np.generic]],
+    base: Mapping[str, NDArray[Any]],
+    changed: Mapping[str, NDArray[Any]],
     tokens: int,
     position: int,
 ) -> bool:
     old, new = _rows(contract, tensor, base), _rows(contract, tensor, changed)
     row = len(old) - tokens + position
-    return old[row].tobytes() == new[row].tobytes()
+    return bool(old[row].tobytes() == new[row].tobytes())
 
 
-def _distance(left: NDArray[np.generic], right: NDArray[np.generic]) -> float:
+def _distance(left: NDArray[Any], right: NDArray[Any]) -> float:
     """Largest absolute difference; infinity where one is NaN and the other is not."""
     if left.dtype.kind not in "fV":
         return 0.0 if np.array_equal(left, right) else float("inf")

@@ -49,7 +49,10 @@ def run_checks(
     """
     probes = [length for length in PROBE_LENGTHS if length <= max(lengths)] or [2]
     steps: list[tuple[str, Callable[[], Check | None]]] = [
-        ("parity", lambda: check_parity(session, oracle, baseline, lengths=lengths, bounds=bounds)),
+        (
+            "parity",
+            lambda: check_parity(session, oracle, baseline, lengths=lengths, bounds=bounds),
+        ),
         (
             "future is invisible",
             lambda: check_future_is_invisible(session, lengths=probes, bounds=bounds),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from causal_attn.errors import InputError
 
 __all__ = ["LENGTHS", "Feeds", "cases", "make_feeds", "resize"]
 
-Feeds = dict[str, NDArray[np.generic]]
+Feeds = dict[str, NDArray[Any]]
 Bounds = Mapping[str, tuple[int, int]]
 
 LENGTHS = (1, 2, 3, 5, 7, 13, 16, 31, 32, 33, 64, 65, 127, 128, 129, 257)
@@ -43,9 +44,7 @@ def cases(contract: Contract, lengths: Sequence[int] = LENGTHS) -> Iterator[dict
         if isinstance(dim, str) and dim != contract.tokens
     }
     names = {term for name in names for term in _terms(name)} - {contract.tokens}
-    rings = {
-        name: cycle(_SIZES[name] if name in _SIZES else _TRAILING) for name in sorted(names)
-    }
+    rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(names)}
     for index, length in enumerate(lengths):
         case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
         if index % 3 == 2:
@@ -120,7 +119,7 @@ def _shape(tensor: TensorContract, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def _array(
     tensor: TensorContract, shape: tuple[int, ...], rng: np.random.Generator, bounds: Bounds
-) -> NDArray[np.generic]:
+) -> NDArray[Any]:
     if tensor.dtype == "bool":
         mask = rng.random(shape) < 0.8
         if mask.ndim >= 2:

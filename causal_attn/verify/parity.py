@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from causal_attn.verify.feeds import LENGTHS, Bounds, Feeds, cases, make_feeds
 
 __all__ = ["Comparison", "Run", "check_parity", "compare"]
 
-Run = Callable[[Feeds], Mapping[str, NDArray[np.generic]]]
+Run = Callable[[Feeds], Mapping[str, NDArray[Any]]]
 """Feeds by input name to results by output name."""
 
 BAND_ULP = 4
@@ -50,9 +51,9 @@ class Comparison:
 
 
 def compare(
-    actual: NDArray[np.generic],
-    oracle: NDArray[np.generic],
-    baseline: NDArray[np.generic] | None = None,
+    actual: NDArray[Any],
+    oracle: NDArray[Any],
+    baseline: NDArray[Any] | None = None,
 ) -> Comparison:
     """Compare one output.
 

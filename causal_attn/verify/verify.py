@@ -55,7 +55,9 @@ class Report:
     def exit_code(self) -> int:
         """0 all checks passed, 1 a check failed, 3 something could not be decided."""
         if any(
-            check.passed is False for report in self.variants for check in report.certificate.checks
+            check.passed is False
+            for report in self.variants
+            for check in report.certificate.checks
         ):
             return 1
         return 0 if all(report.certificate.passed for report in self.variants) else 3
@@ -151,7 +153,7 @@ def _runs(variant: Variant) -> tuple[Run, Run]:
     if spec is not None:
 
         def run(feeds: Feeds) -> Feeds:
-            return run_spec(spec, feeds)  # type: ignore[arg-type,return-value]
+            return run_spec(spec, feeds)
 
         return run, run
     from causal_attn.verify.widen import GraphRun

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -51,7 +52,7 @@ class GraphRun:
             ) from None
         self._names = [value.name for value in model.graph.output]
 
-    def __call__(self, feeds: Feeds) -> dict[str, NDArray[np.generic]]:
+    def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         results = self._evaluator.run(None, dict(feeds))
         return dict(zip(self._names, results, strict=True))
 
