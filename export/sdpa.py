@@ -2,8 +2,8 @@
 
 torch.onnx 2.13 writes it with a finite mask constant and a mean of v for empty rows below opset
 23, keeps the scale of float64 in float32, and from opset 23 on hands it to kernels that add the
-lowest finite number. Here a mask is a select of ``-inf``, a row that sees no key is zeros, and scores and softmax
-are at least float32.
+lowest finite number. Here a mask is a select of ``-inf``, a row that sees no key is zeros, and
+scores and softmax are at least float32.
 """
 
 from __future__ import annotations

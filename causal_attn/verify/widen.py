@@ -53,7 +53,7 @@ class GraphRun:
         self._names = [value.name for value in model.graph.output]
 
     def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        results = self._evaluator.run(None, dict(feeds))
+        results: Any = self._evaluator.run(None, dict(feeds))
         return dict(zip(self._names, results, strict=True))
 
 

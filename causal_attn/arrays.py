@@ -1,0 +1,88 @@
+"""Arrays in and out of files: ``.npy`` and ``.npz``, never pickled objects, never half a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.errors import InputError, UsageError
+
+__all__ = ["read_arrays", "write_arrays"]
+
+
+def read_arrays(sources: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read named arrays.
+
+    Args:
+        sources: ``file.npz`` (its own names), ``name=file.npy``, or ``file.npy`` (named after the
+            file).
+
+    Raises:
+        InputError: A file is missing or not what it says, or a name comes twice.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for source in sources:
+        name, separator, file = source.partition("=")
+        path = Path(file if separator else source)
+        for key, array in _read(path, name if separator else path.stem).items():
+            if key in arrays:
+                raise InputError(f"`inputs` must give every name once, got {key!r} twice.")
+            arrays[key] = array
+    return arrays
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an ``.npz``; an older file at `path` is replaced once the new one is complete.
+
+    Raises:
+        UsageError: `path` does not end in ``.npz``, or the place cannot be written.
+    """
+    if path.suffix != ".npz":
+        raise UsageError(f"`--out` must end in .npz, got {path.name!r}.")
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            np.savez(file, **dict(arrays))
+        # A temporary file is private to its owner; the result gets what a new file would have.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+        temporary = None
+    except OSError as error:
+        raise UsageError(
+            f"`--out` must be a place that can be written, got {str(path)!r}: {error.strerror}."
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path, name: str) -> dict[str, NDArray[Any]]:
+    if path.suffix not in (".npy", ".npz"):
+        raise InputError(f"`inputs` must be .npz or .npy files, got {str(path)!r}.")
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            with loaded:
+                return {key: loaded[key] for key in loaded.files}
+    except OSError as error:
+        raise InputError(
+            f"`inputs` must be files that can be read, got {str(path)!r}: "
+            f"{error.strerror or error}."
+        ) from None
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(
+            f"`inputs` must hold arrays of plain numbers, got {str(path)!r}: {error}"
+        ) from None
+    return {name: loaded}
