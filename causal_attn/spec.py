@@ -76,7 +76,8 @@ class AttentionSpec:
             object.__setattr__(self, "cache", CacheKind(self.cache))
         except ValueError:
             raise SpecError(
-                f"`cache` must be one of {[str(kind) for kind in CacheKind]}, got {shown(self.cache)}."
+                f"`cache` must be one of {[str(kind) for kind in CacheKind]}, got "
+                f"{shown(self.cache)}."
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
