@@ -52,7 +52,11 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
         ) as file:
             temporary = Path(file.name)
-            np.savez(file, **dict(arrays))
+            # Not np.savez: it takes arrays as keyword arguments, so none may be called "file".
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
         # A temporary file is private to its owner; the result gets what a new file would have.
         mask = os.umask(0)
         os.umask(mask)

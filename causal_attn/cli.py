@@ -123,26 +123,22 @@ def export(
     with _steps() as on_step:
         on_step("import torch")
         from causal_attn.export import export as run_export
-        from causal_attn.spec import AttentionSpec, CacheKind
+        from causal_attn.spec import AttentionSpec
         from causal_attn.user_code import find_target
 
         chosen = find_target(target)
         spec: dict[str, Any] = {
             "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, "scale": scale,
-            "window": window, "softcap": softcap,
+            "window": window, "softcap": softcap, "cache": None if cache == "none" else cache,
         }  # fmt: skip
         given = {name: value for name, value in spec.items() if value is not None}
-        if cache != "none":
-            given["cache"] = cache
         if given and target != "causal_attention":
             raise UsageError(
                 f"`{next(iter(given))}` must be left out for a target of your own, which has its "
                 "own attention."
             )
         if given:
-            chosen = AttentionSpec(
-                **given, **({} if "cache" in given else {"cache": CacheKind.NONE})
-            )
+            chosen = AttentionSpec.from_dict(given)
         package = run_export(
             chosen,
             path,
@@ -244,7 +240,7 @@ def run(
 
 @app.command(epilog="Example: causal-attn doctor")
 def doctor(as_json: JsonFlag = False) -> None:
-    """Say which versions and providers are here, what is missing, and the command that mends it."""
+    """Show versions and providers, what is missing, and the command that mends it."""
     from rich.table import Table
 
     from causal_attn.doctor import diagnose

@@ -11,6 +11,7 @@ version may have more.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ def read_manifest(root: Path) -> Manifest:
     Raises:
         PackageError: There is none, or it is not of this format; the message says where.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise PackageError(f"A package must be a folder with a {MANIFEST}, got {str(root)!r}.")
     file = confined_file(root, root, MANIFEST, "A package")
     values = _object(parse_json(read_text(file, MANIFEST), MANIFEST), MANIFEST)

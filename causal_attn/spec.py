@@ -75,8 +75,10 @@ class AttentionSpec:
         try:
             object.__setattr__(self, "cache", CacheKind(self.cache))
         except ValueError:
-            kinds = [str(kind) for kind in CacheKind]
-            raise SpecError(f"`cache` must be one of {kinds}, got {shown(self.cache)}.") from None
+            raise SpecError(
+                f"`cache` must be one of {[str(kind) for kind in CacheKind]}, got "
+                f"{shown(self.cache)}."
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""

@@ -31,7 +31,7 @@ class _Widening(TorchDispatchMode):
     def __enter__(self) -> Self:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -40,7 +40,7 @@ class _Widening(TorchDispatchMode):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
 
     def __torch_dispatch__(
