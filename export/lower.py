@@ -96,6 +96,8 @@ def _strip_metadata(model: ir.Model) -> None:
     """Remove what torch.onnx writes about the machine it ran on: stack traces with paths."""
     model.metadata_props.clear()
     model.doc_string = None
+    # "2.13.0+cpu" and "2.13.0+cu130" write the same graph.
+    model.producer_version = torch.__version__.partition("+")[0]
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for part in (graph, *graph.subgraphs()):
             part.metadata_props.clear()

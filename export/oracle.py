@@ -64,7 +64,7 @@ class _Run:
         inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
         with evaluating(self._module), torch.no_grad():
             if self._wide:
-                with _Widening():
+                with _Widening():  # type: ignore[no-untyped-call]
                     result = self._module(**inputs)
             else:
                 result = self._module(**inputs)

@@ -1,0 +1,182 @@
+"""A user's own module: what is bound, what stays as it was, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from causal_attn.errors import CaptureError, InputError, UsageError
+from causal_attn.export import export
+from causal_attn.runtime import load
+
+LENGTHS = (1, 2, 13, 33)
+DIMS = {"x": ("batch", "tokens", None)}
+
+
+class Block(nn.Module):
+    """A transformer block of width 16 with two heads."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.mlp = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, tokens, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.out(y.transpose(1, 2).reshape(batch, tokens, width)))
+        return x + self.mlp(x)
+
+
+class Decoder(nn.Module):
+    """Two blocks between an embedding and logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return {"logits": self.head(x)}
+
+
+def example(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_block(tmp_path: Path, dtype: str) -> None:
+    torch.manual_seed(0)
+    block = Block(dropout=0.5)
+    package = export(
+        block, tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, dtype=dtype,
+        lengths=LENGTHS,
+    )  # fmt: skip
+    assert package.name == "Block"
+    assert block.training, "the caller's module is in the mode it was in"
+    x = example(3, 21, 16).to(next(block.parameters()).dtype)
+    with load(tmp_path / "p") as session:
+        (output,) = session(x.numpy())
+    with torch.no_grad():
+        want = block.eval()(x)
+    np.testing.assert_allclose(output, want.numpy(), atol=1e-5 if dtype == "float32" else 2e-2)
+
+
+def test_a_decoder_of_ids(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    package = export(Decoder(), tmp_path / "p", example_inputs={"input_ids": ids}, lengths=LENGTHS)
+    contract = package.variants[0].contract
+    assert contract.inputs[0].dims == ("batch", "tokens")
+    assert contract.outputs[0].name == "logits"
+    assert contract.outputs[0].dims == ("batch", "tokens", 50)
+
+
+def test_multihead_attention_module(tmp_path: Path) -> None:
+    class Self(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            output: Tensor = self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+            return output
+
+    torch.manual_seed(0)
+    export(Self(), tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, lengths=LENGTHS)
+
+
+def test_examples_of_size_one_stay_dynamic(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    export(
+        Block(), tmp_path / "p", example_inputs=(example(1, 1, 16),), dims=DIMS, lengths=LENGTHS
+    )
+    with load(tmp_path / "p") as session:
+        assert session(example(4, 17, 16).numpy())[0].shape == (4, 17, 16)
+
+
+def test_names_of_outputs(tmp_path: Path) -> None:
+    class Pair(NamedTuple):
+        left: Tensor
+        right: Tensor
+
+    def pair(x: Tensor) -> Pair:
+        sums = torch.cumsum(x, dim=1)
+        return Pair(sums, 2 * sums)
+
+    def bare(x: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(pair(x))
+
+    for target, want in ((pair, ["left", "right"]), (bare, ["output_0", "output_1"])):
+        package = export(
+            target, tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, lengths=LENGTHS
+        )
+        assert [tensor.name for tensor in package.variants[0].contract.outputs] == want
+
+
+def one(x: Tensor) -> Tensor:
+    return torch.cumsum(x, dim=1)
+
+
+X = example(2, 9, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "`example_inputs` must hold a tensor for every input"),
+        ({"example_inputs": (X, X + 1)}, "`example_inputs` must fit forward"),
+        ({"example_inputs": {"y": X}}, "`example_inputs` must fit forward"),
+        ({"example_inputs": (3,)}, "must be tensors, got int for `x`"),
+        ({"example_inputs": (X,)}, "`dims` must call one axis of an input 'tokens'"),
+        ({"example_inputs": (X,), "dims": {"x": ("batch", "tokens")}}, "one entry for each of 3"),
+        ({"example_inputs": (X,), "dims": {"x": {7: "tokens"}}}, "must name axes 0 to 2"),
+        ({"example_inputs": (X,), "dims": {"x": {1: "a b"}}}, "must be an identifier"),
+        ({"example_inputs": (X,), "dims": {"y": {1: "tokens"}}}, r"must name inputs of \['x'\]"),
+        (
+            {"example_inputs": (X[0],), "dims": {"x": {0: "batch", 1: "tokens"}}, "dtype": "int8"},
+            "`dtype` must be one of",
+        ),
+    ],
+)
+def test_wrong_examples(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        export(one, tmp_path / "p", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_is_nothing_of_the_kind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`target` must be causal_attention"):
+        export(3, tmp_path / "p", example_inputs=(X,))  # type: ignore[arg-type]
+
+
+def test_outputs_that_are_no_tensors(tmp_path: Path) -> None:
+    def number(x: Tensor) -> tuple[Tensor, int]:
+        return x, 3
+
+    with pytest.raises(InputError, match="must return tensors, got int for `output_1`"):
+        export(number, tmp_path / "p", example_inputs=(X,), dims=DIMS)
+
+
+def test_an_operator_that_onnx_cannot_say_names_the_log(tmp_path: Path) -> None:
+    def odd(x: Tensor) -> Tensor:
+        return torch.cumsum(torch.special.bessel_j0(x), dim=1)
+
+    with pytest.raises(CaptureError, match=r"bessel_j0.*report is in (\S+)\.$") as caught:
+        export(odd, tmp_path / "p", example_inputs=(X,), dims=DIMS)
+    log = Path(str(caught.value).rpartition(" is in ")[2].rstrip("."))
+    assert "bessel_j0" in log.read_text()
+    log.unlink()
+    assert list(tmp_path.iterdir()) == []
