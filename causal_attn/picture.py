@@ -82,6 +82,11 @@ def draw_weights(
         raise InputError(
             f"`tokens` must name each of the {kv_tokens} keys, got {len(tokens)} names."
         )
+    if tokens is not None and q_tokens > kv_tokens:
+        raise InputError(
+            f"`tokens` must name queries too, got {kv_tokens} names for {q_tokens} queries. "
+            "Leave them out."
+        )
 
     figure = make_figure(10, 1.4 + 3.6 * _height(weights))
     left, right = figure.subplots(1, 2)
@@ -267,11 +272,14 @@ def _finish(
         axes.set_xticks(keys, [str(key) for key in keys])
         axes.set_yticks(queries, [str(query) for query in queries])
     else:
-        axes.set_xticks(keys, [tokens[key] for key in keys])
-        if max(map(len, tokens)) * len(keys) > 30:
+        # A newline is a token like another, and must not break the label.
+        names = [token if token.isprintable() else repr(token)[1:-1] for token in tokens]
+        # Without parse_math=False a token with two dollar signs is set as a formula.
+        axes.set_xticks(keys, [names[key] for key in keys], parse_math=False)
+        axes.set_yticks(queries, [names[past + query] for query in queries], parse_math=False)
+        if max(map(len, names)) * len(keys) > 30:
             for label in axes.get_xticklabels():
                 label.set(rotation=45, ha="right", rotation_mode="anchor")
-        axes.set_yticks(queries, [tokens[max(past, 0) + query] for query in queries])
     axes.tick_params(labelsize=10, colors=INK, length=0)
     if max(q_tokens, kv_tokens) <= _MOST_SEPARATED:
         axes.set_xticks(np.arange(1, kv_tokens) - 0.5, minor=True)

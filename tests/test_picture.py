@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -82,6 +83,13 @@ def test_tokens_change_the_picture(tmp_path: Path) -> None:
     assert (tmp_path / "positions.png").read_bytes() != (tmp_path / "tokens.png").read_bytes()
 
 
+def test_a_token_is_never_a_formula_nor_a_line_break(tmp_path: Path) -> None:
+    """Unpaired braces between dollar signs stop matplotlib's formula reader with an error."""
+    tokens = ["${\\frac$", "\n", "a^b", "\x00"]
+    draw_weights(causal_weights(3, 4), tmp_path / "tokens.png", tokens=tokens)
+    assert size(tmp_path / "tokens.png") == (1500, 615)
+
+
 @pytest.mark.parametrize("tokens", [8, 100])
 def test_above_the_diagonal_is_red(tokens: int, tmp_path: Path) -> None:
     draw_visibility(np.tri(tokens, dtype=np.bool_), tmp_path / "causal.png")
@@ -122,6 +130,7 @@ GOOD = np.eye(2, dtype=np.bool_)
         (np.array([[-0.1]]), None, r"`weights` must be in 0 … 1, got -0.1"),
         (np.array([[np.nan]]), None, r"`weights` must be in 0 … 1, got nan"),
         (np.eye(3), ["a"], r"`tokens` must name each of the 3 keys, got 1 names."),
+        (np.ones((2, 1)), ["a"], r"`tokens` must name queries too, got 1 names for 2 queries."),
     ],
 )
 def test_refuses_what_is_no_weights(
@@ -180,7 +189,7 @@ assert "torch" not in sys.modules
 
 def test_the_pictures_of_the_docs_are_what_the_script_draws(tmp_path: Path) -> None:
     script = REPOSITORY / "scripts" / "make_pictures"
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, script, tmp_path], check=True, env=environment)
     committed = sorted((REPOSITORY / "docs" / "images").glob("*.png"))
     assert [path.name for path in sorted(tmp_path.iterdir())] == [path.name for path in committed]

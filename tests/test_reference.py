@@ -21,7 +21,7 @@ SIZES = st.integers(1, 17)
 HEADS = st.integers(1, 3)
 SEEDS = st.integers(0, 2**32 - 1)
 
-repeatable = settings(derandomize=True, deadline=None, max_examples=60)
+repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -122,7 +122,7 @@ def test_rows_sum_to_one_and_the_future_weighs_exactly_nothing(
     tokens=st.integers(2, 17),
     features=SIZES,
     size=st.sampled_from([1e-3, 1.0, 1e4, 1e30]),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
     data=st.data(),
 )
 def test_earlier_rows_are_bitwise_blind_to_the_future(
@@ -136,7 +136,20 @@ def test_earlier_rows_are_bitwise_blind_to_the_future(
     before, after = causal_attention(q, k, v), causal_attention(*changed)
     assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut])
     assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut])
-    assert not torch.equal(before.output, after.output)
+    # A change below half a bit of bfloat16 is none.
+    assert size < 1 or not torch.equal(before.output, after.output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("cut", [1, 127, 128, 256])
+def test_long_rows_are_bitwise_blind_too(cut: int, dtype: torch.dtype) -> None:
+    """Matrix products of this size are split into blocks and over threads."""
+    q, k, v = operands(0, 257, 64, heads=2, dtype=dtype)
+    before = causal_attention(q, k, v)
+    k[:, :, cut:], v[:, :, cut:] = -100 * k[:, :, cut:], 6e4 * v[:, :, cut:].sign()
+    after = causal_attention(q, k, v)
+    assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut])
+    assert not torch.equal(before.output[:, :, cut:], after.output[:, :, cut:])
 
 
 @repeatable
