@@ -25,8 +25,8 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
         log: Gets whatever torch prints.
 
     Raises:
-        CaptureError: A Python branch on a length fixes it, a buffer is mutated, an input is not
-            read, or torch.export cannot trace the code. The message names the log file.
+        CaptureError: A Python branch on a length fixes it, an input is not read, or torch.export
+            cannot trace the code. The message names the log file.
         InputError: An attention in the target has arguments that ONNX reads differently.
     """
     dynamic = _dynamic_shapes(target.dims)
@@ -42,7 +42,6 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
         raise CaptureError(_explain(error, target, log)) from None
-    _refuse_mutation(program)
     _refuse_narrowed_dims(program, target)
     _refuse_dead_inputs(program)
     for node in program.graph.nodes:
@@ -85,18 +84,6 @@ def _explain(error: Exception, target: Target, log: ExportLog) -> str:
         f"`target` must be traceable by torch.export, got {type(error).__name__}: {head[:300]} "
         f"(inputs {list(target.examples)}); {where}"
     )
-
-
-def _refuse_mutation(program: ExportedProgram) -> None:
-    """A buffer written in forward: its new value is dropped, every run starts from the first."""
-    signature = program.graph_signature
-    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if mutated:
-        raise CaptureError(
-            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
-            "ONNX graph keeps no state, so every run would start from the first value. Take the "
-            "cache as an input and return the new one."
-        )
 
 
 def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:

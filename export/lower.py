@@ -32,11 +32,13 @@ def lower(
     """Write `program` as an ONNX model at `opset`, attention in `form`.
 
     Raises:
-        CaptureError: torch.onnx has no translation for an op; the message names it and the log.
+        CaptureError: A buffer is written, or torch.onnx has no translation for an op; the message
+            names it and the log.
     """
     try:
         with quiet(log), torch.no_grad():
             lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
+            _refuse_mutation(lowered)
             onnx_program = torch.onnx.export(
                 lowered,
                 (),
@@ -47,10 +49,12 @@ def lower(
                 optimize=True,
                 verbose=False,
             )
+    except CaptureError:
+        raise
     # Any failure of the exporter, under any type, becomes ours with its report in the log.
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
-        found = re.search(r"No ONNX function found for ([^.]*\S)\.?", str(error))
+        found = re.search(r"No ONNX function found for .*?op='([\w.]+)'", str(error))
         what = (
             found[1] if found else (str(error).strip().splitlines() or [type(error).__name__])[0]
         )
@@ -90,6 +94,24 @@ def tensor_contracts(values: Iterable[ir.Value]) -> tuple[TensorContract, ...]:
         )
         for value in values
     )
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    """Refuse a buffer written in forward: every run of the graph would start from the first value.
+
+    torch.export lists such writes only once the program is functional, after decompositions.
+
+    Raises:
+        CaptureError: Naming the buffers.
+    """
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise CaptureError(
+            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
+            "ONNX graph keeps no state, so every run would start from the first value. Take the "
+            "cache as an input and return the new one."
+        )
 
 
 def _strip_metadata(model: ir.Model) -> None:

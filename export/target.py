@@ -281,6 +281,7 @@ def _at_least_two(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
 
 
 def _run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
+    held = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         with evaluating(module), torch.no_grad():
             return module(**examples)
@@ -289,6 +290,9 @@ def _run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
         raise InputError(
             f"`example_inputs` must run through the target, got {type(error).__name__}: {error}"
         ) from error
+    finally:
+        for buffer, value in held:
+            buffer.copy_(value)
 
 
 def _output_names(result: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from causal_attn.errors import CheckError, ProviderError, UsageError
 from causal_attn.example import worked_example
 from causal_attn.export import export
 from causal_attn.runtime import load
-from tests.providers import PROVIDERS
+from provider_params import PROVIDERS
 
 LENGTHS = (1, 2, 13, 33, 65)
 
@@ -150,7 +150,7 @@ def test_a_failed_check_leaves_the_older_package(
     export(causal_attention, path, lengths=(1, 2))
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     monkeypatch.setattr("causal_attn.verify.parity.BAND_ULP", -1e9)
-    with pytest.raises(CheckError, match="parity: `output`.*No package was written"):
+    with pytest.raises(CheckError, match=r"parity: `output`.*No package was written"):
         export(causal_attention, path, lengths=(1, 2))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["p"]
