@@ -150,29 +150,23 @@ def _placed_engine(
     provider_options: Mapping[str, str],
     intra_op_threads: int | None,
 ) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
-    def attempt(*, strict: bool) -> InferenceSession:
-        options = build_options(
-            from_package=variant.session_options,
-            from_caller=session_options,
-            intra_op_threads=intra_op_threads,
-            strict=strict,
-        )
-        return open_engine(variant.model, provider, options, provider_options)
-
     gpu = provider in (Provider.CUDA, Provider.TENSORRT)
     not_loaded = _preload() if gpu else ""
     # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and on CUDA it puts
     # arithmetic on shapes on the CPU itself: there the record alone decides.
     strict = not gpu and provider is not Provider.CPU
-    refusal: EngineError | None = None
+    options = build_options(
+        from_package=variant.session_options,
+        from_caller=session_options,
+        intra_op_threads=intra_op_threads,
+        strict=strict,
+    )
     try:
-        engine = attempt(strict=strict)
-    except EngineError as error:
-        if not strict:
-            raise
-        # The refusal does not name the nodes; the record of a session that may fall back does.
-        refusal = error
-        engine = attempt(strict=False)
+        engine = open_engine(variant.model, provider, options, provider_options)
+    except EngineError:
+        if strict:
+            _name_the_nodes(variant, provider, provider_options)
+        raise
     if provider.ort_name not in engine.get_providers():
         raise ProviderError(
             f"`provider` must start, got {str(provider)!r}, which ONNX Runtime replaced by "
@@ -180,9 +174,22 @@ def _placed_engine(
         )
     placement = read_placement(engine)
     require_placement(placement, provider)
-    if refusal is not None:
-        raise refusal
     return engine, placement
+
+
+def _name_the_nodes(
+    variant: Variant, provider: Provider, provider_options: Mapping[str, str]
+) -> None:
+    """Refuse a model that a strict session refused by the nodes at fault, if that is why.
+
+    The strict refusal says only that there are some; the record of a session that may fall back
+    has them. That session is thrown away.
+    """
+    options = build_options(
+        from_package=variant.session_options, from_caller=None, intra_op_threads=None, strict=False
+    )
+    engine = open_engine(variant.model, provider, options, provider_options)
+    require_placement(read_placement(engine), provider)
 
 
 @cache

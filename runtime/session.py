@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from numpy.typing import NDArray
+
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
 from causal_attn.errors import ClosedError, InputError
@@ -14,7 +16,6 @@ from causal_attn.runtime.engine import InferenceSession, run_engine
 from causal_attn.runtime.feeds import FeedCheck
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
-from numpy.typing import NDArray
 
 __all__ = ["Session"]
 

@@ -187,7 +187,7 @@ def test_closing_frees_the_engine(attention: Path) -> None:
     import weakref
 
     session = load(attention)
-    engine = weakref.ref(session._engine)  # type: ignore[arg-type]
+    engine = weakref.ref(session._engine)
     session.close()
     gc.collect()
     assert engine() is None
