@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,50 @@ def test_a_provider_that_does_not_start_is_refused(
         ),
     )
     with pytest.raises(ProviderError, match=r"`provider` must start, got 'cuda'.*libcudnn"):
+        load(attention, "cuda")
+
+
+class CudaSession:
+    """What ONNX Runtime would give for CUDA with `on_cpu` left to the CPU."""
+
+    def __init__(self, model: Path, options: Any, on_cpu: str) -> None:
+        self._session = onnxruntime.InferenceSession(
+            str(model), options, providers=["CPUExecutionProvider"]
+        )
+        self._on_cpu = on_cpu
+
+    def get_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        nodes = [
+            node
+            for subgraph in self._session.get_provider_graph_assignment_info()
+            for node in subgraph.get_nodes()
+        ]
+        return [
+            SimpleNamespace(
+                ep_name=f"{'CPU' if node.name == self._on_cpu else 'CUDA'}ExecutionProvider",
+                get_nodes=lambda node=node: [node],
+            )
+            for node in nodes
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def test_the_record_decides_on_cuda(attention: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = "keys"
+    monkeypatch.setattr(loading, "require_provider", lambda _: Provider.CUDA)
+    monkeypatch.setattr(
+        loading, "open_engine", lambda path, _, options, __: CudaSession(path, options, left)
+    )
+    with load(attention, "cuda") as session:
+        assert PlacedNode("keys", "Range", "", "cpu") in session.placement
+        assert PlacedNode("softmax", "Softmax", "", "cuda") in session.placement
+    left = "softmax"
+    with pytest.raises(ProviderError, match=r"leaves 1 of 14: 1 Softmax on cpu"):
         load(attention, "cuda")
 
 
