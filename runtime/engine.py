@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from numpy.typing import NDArray
@@ -51,6 +50,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     # It comes from a compiled module that type checkers do not see into.
     class SessionOptions:
         """``onnxruntime.SessionOptions``, as far as it is used here."""

@@ -6,12 +6,10 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
-from causal_attn.package import Variant, check_certificate, open_model, read_package
 from causal_attn.provider import Provider
 from causal_attn.runtime.engine import (
     InferenceSession,
@@ -23,6 +21,9 @@ from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.placement import PlacedNode, read_placement, require_placement
 from causal_attn.runtime.providers import require_provider
 from causal_attn.runtime.session import Session
+
+if TYPE_CHECKING:
+    from causal_attn.package import Variant
 
 __all__ = ["Accept", "load"]
 
@@ -90,9 +91,9 @@ def load(
         EngineError: ONNX Runtime failed.
     """
     wanted = require_provider(provider)
-    chosen = _variant(Path(path), wanted, component, variant)
+    chosen = _variant(path, wanted, component, variant)
     if _accept(accept) is Accept.CERTIFIED:
-        check_certificate(chosen)
+        _check_certificate(chosen)
     _refuse_foreign_dtypes(chosen.contract)
     engine, placement = _placed_engine(
         chosen,
@@ -120,17 +121,33 @@ def _accept(accept: str | Accept) -> Accept:
         ) from None
 
 
-def _variant(path: Path, provider: Provider, component: str | None, name: str | None) -> Variant:
-    if path.is_dir():
+# Reading packages takes hashing, JSON and pathlib: half of what importing this module would cost,
+# for a service that may load its model later. So the two functions below import it when called.
+
+
+def _variant(
+    path: str | os.PathLike[str], provider: Provider, component: str | None, name: str | None
+) -> Variant:
+    from causal_attn.package import open_model, read_package
+
+    if os.path.isdir(path):
         return read_package(path).select(provider, component, name)
-    if not path.exists():
-        raise PackageError(f"`path` must be a package or an .onnx file, got {path}: not there.")
+    if not os.path.exists(path):
+        raise PackageError(
+            f"`path` must be a package or an .onnx file, got {os.fspath(path)}: not there."
+        )
     if component is not None or name is not None:
         raise UsageError(
             f"`component` and `variant` must be None for a lone model, got {component!r} and "
             f"{name!r}. They choose inside a package."
         )
     return open_model(path)
+
+
+def _check_certificate(variant: Variant) -> None:
+    from causal_attn.package import check_certificate
+
+    check_certificate(variant)
 
 
 def _refuse_foreign_dtypes(contract: Contract) -> None:

@@ -56,7 +56,7 @@ class Session:
         self._output_names = [tensor.name for tensor in contract.outputs]
         self._outputs = outputs_type(identifiers(self._output_names))
 
-    def __call__(self, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
+    def __call__(self, /, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
         """Run the model on one array for each input.
 
         Args:
