@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from numpy.typing import NDArray
 
 from causal_attn.errors import (
     CausalAttnError,
@@ -22,12 +24,14 @@ from causal_attn.errors import (
 )
 from causal_attn.provider import Provider
 from causal_attn.wheels import installed_wheels
-from numpy.typing import NDArray
 
 try:
     import onnxruntime
-    from onnxruntime import InferenceSession, SessionOptions
-    from onnxruntime.capi import onnxruntime_pybind11_state as _state
+    from onnxruntime import InferenceSession
+
+    _state = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    if not TYPE_CHECKING:
+        from onnxruntime import SessionOptions
 except ImportError as error:
     # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
     # namespace: the names above are then what is missing.
@@ -44,6 +48,20 @@ except ImportError as error:
         ),
         name="onnxruntime",
     ) from error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    # It comes from a compiled module that type checkers do not see into.
+    class SessionOptions:
+        """``onnxruntime.SessionOptions``, as far as it is used here."""
+
+        intra_op_num_threads: int
+        log_severity_level: int
+
+        def add_session_config_entry(self, key: str, value: str) -> None: ...
+        def get_session_config_entry(self, key: str) -> str: ...
+
 
 __all__ = [
     "EXCEPTIONS",
@@ -163,14 +181,15 @@ def run_engine(
         EngineError: Anything else that it raised.
     """
     try:
-        results: list[NDArray[Any]] = engine.run(outputs, feeds)
+        # ONNX Runtime's type also has the sequences and maps that a contract cannot name.
+        arrays: Any = engine.run(outputs, feeds)
     except _RAISED as error:
         raise _translated(
             error,
             _BY_CLASS[_known_class(error)].running,
             "ONNX Runtime failed while running the model",
         ) from error
-    return results
+    return cast("list[NDArray[Any]]", arrays)
 
 
 def _known_class(error: Exception) -> type[Exception]:

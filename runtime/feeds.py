@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
+
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
 from causal_attn.runtime.dims import DimExpression
-from numpy.typing import NDArray
 
 __all__ = ["FeedCheck"]
 

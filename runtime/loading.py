@@ -6,12 +6,10 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
-from causal_attn.package import Variant, check_certificate, open_model, read_package
 from causal_attn.provider import Provider
 from causal_attn.runtime.engine import (
     InferenceSession,
@@ -23,6 +21,9 @@ from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.placement import PlacedNode, read_placement, require_placement
 from causal_attn.runtime.providers import require_provider
 from causal_attn.runtime.session import Session
+
+if TYPE_CHECKING:
+    from causal_attn.package import Variant
 
 __all__ = ["Accept", "load"]
 
@@ -90,9 +91,9 @@ def load(
         EngineError: ONNX Runtime failed.
     """
     wanted = require_provider(provider)
-    chosen = _variant(Path(path), wanted, component, variant)
+    chosen = _variant(path, wanted, component, variant)
     if _accept(accept) is Accept.CERTIFIED:
-        check_certificate(chosen)
+        _check_certificate(chosen)
     _refuse_foreign_dtypes(chosen.contract)
     engine, placement = _placed_engine(
         chosen,
@@ -120,17 +121,33 @@ def _accept(accept: str | Accept) -> Accept:
         ) from None
 
 
-def _variant(path: Path, provider: Provider, component: str | None, name: str | None) -> Variant:
-    if path.is_dir():
+# Reading packages takes hashing, JSON and pathlib: half of what importing this module would cost,
+# for a service that may load its model later. So the two functions below import it when called.
+
+
+def _variant(
+    path: str | os.PathLike[str], provider: Provider, component: str | None, name: str | None
+) -> Variant:
+    from causal_attn.package import open_model, read_package
+
+    if os.path.isdir(path):
         return read_package(path).select(provider, component, name)
-    if not path.exists():
-        raise PackageError(f"`path` must be a package or an .onnx file, got {path}: not there.")
+    if not os.path.exists(path):
+        raise PackageError(
+            f"`path` must be a package or an .onnx file, got {os.fspath(path)}: not there."
+        )
     if component is not None or name is not None:
         raise UsageError(
             f"`component` and `variant` must be None for a lone model, got {component!r} and "
             f"{name!r}. They choose inside a package."
         )
     return open_model(path)
+
+
+def _check_certificate(variant: Variant) -> None:
+    from causal_attn.package import check_certificate
+
+    check_certificate(variant)
 
 
 def _refuse_foreign_dtypes(contract: Contract) -> None:
@@ -150,29 +167,23 @@ def _placed_engine(
     provider_options: Mapping[str, str],
     intra_op_threads: int | None,
 ) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
-    def attempt(*, strict: bool) -> InferenceSession:
-        options = build_options(
-            from_package=variant.session_options,
-            from_caller=session_options,
-            intra_op_threads=intra_op_threads,
-            strict=strict,
-        )
-        return open_engine(variant.model, provider, options, provider_options)
-
     gpu = provider in (Provider.CUDA, Provider.TENSORRT)
     not_loaded = _preload() if gpu else ""
     # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and on CUDA it puts
     # arithmetic on shapes on the CPU itself: there the record alone decides.
     strict = not gpu and provider is not Provider.CPU
-    refusal: EngineError | None = None
+    options = build_options(
+        from_package=variant.session_options,
+        from_caller=session_options,
+        intra_op_threads=intra_op_threads,
+        strict=strict,
+    )
     try:
-        engine = attempt(strict=strict)
-    except EngineError as error:
-        if not strict:
-            raise
-        # The refusal does not name the nodes; the record of a session that may fall back does.
-        refusal = error
-        engine = attempt(strict=False)
+        engine = open_engine(variant.model, provider, options, provider_options)
+    except EngineError:
+        if strict:
+            _name_the_nodes(variant, provider, provider_options)
+        raise
     if provider.ort_name not in engine.get_providers():
         raise ProviderError(
             f"`provider` must start, got {str(provider)!r}, which ONNX Runtime replaced by "
@@ -180,9 +191,22 @@ def _placed_engine(
         )
     placement = read_placement(engine)
     require_placement(placement, provider)
-    if refusal is not None:
-        raise refusal
     return engine, placement
+
+
+def _name_the_nodes(
+    variant: Variant, provider: Provider, provider_options: Mapping[str, str]
+) -> None:
+    """Refuse a model that a strict session refused by the nodes at fault, if that is why.
+
+    The strict refusal says only that there are some; the record of a session that may fall back
+    has them. That session is thrown away.
+    """
+    options = build_options(
+        from_package=variant.session_options, from_caller=None, intra_op_threads=None, strict=False
+    )
+    engine = open_engine(variant.model, provider, options, provider_options)
+    require_placement(read_placement(engine), provider)
 
 
 @cache

@@ -53,7 +53,7 @@ def build_options(
 
     Raises:
         PackageError: `from_package` has an entry that is not allowed.
-        UsageError: An argument of the caller is wrong.
+        UsageError: An argument of the caller is wrong, or contradicts what `load` must set.
     """
     if unknown := _refused(from_package):
         raise PackageError(
@@ -73,7 +73,7 @@ def build_options(
         options.log_severity_level = _FATAL
     entries |= {RECORD_OPTION: "1", STRICT_OPTION: "1" if strict else "0"}
     for key, value in entries.items():
-        options.add_session_config_entry(key, value)
+        _set(options, key, value)
     return options
 
 
@@ -116,6 +116,21 @@ def _checked(entries: Mapping[str, str] | None) -> Mapping[str, str]:
             "ignores a key that it does not know."
         )
     return entries
+
+
+def _set(options: SessionOptions, key: str, value: str) -> None:
+    # ONNX Runtime overwrites an entry with a line on stderr, and gives no way to ask whether there
+    # is one but to ask for it.
+    try:
+        present = options.get_session_config_entry(key)
+    except RuntimeError:
+        options.add_session_config_entry(key, value)
+        return
+    if present != value:
+        raise UsageError(
+            f"`session_options` must leave {key} to `load`, which needs {value!r} for this "
+            f"provider and package, got {present!r}. Make one SessionOptions for each."
+        )
 
 
 def _refused(entries: Mapping[str, str]) -> dict[str, str]:

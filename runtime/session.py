@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from numpy.typing import NDArray
+
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
 from causal_attn.errors import ClosedError, InputError
@@ -14,7 +16,6 @@ from causal_attn.runtime.engine import InferenceSession, run_engine
 from causal_attn.runtime.feeds import FeedCheck
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
-from numpy.typing import NDArray
 
 __all__ = ["Session"]
 
@@ -55,7 +56,7 @@ class Session:
         self._output_names = [tensor.name for tensor in contract.outputs]
         self._outputs = outputs_type(identifiers(self._output_names))
 
-    def __call__(self, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
+    def __call__(self, /, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
         """Run the model on one array for each input.
 
         Args:

@@ -73,6 +73,20 @@ def test_names_become_distinct_identifiers() -> None:
     assert all(field.isidentifier() and not field.startswith("_") for field in fields)
 
 
+def test_inputs_may_have_any_name(lone_model: Callable[..., Path]) -> None:
+    serialized = model(
+        [Tensor("self", ["n"]), Tensor("past.0.key", ["n"])],
+        [Tensor("present.0.key", ["n"])],
+        [Node("Add", ["self", "past.0.key"], ["present.0.key"], "add")],
+    )
+    dims = ("float32", ("n",))
+    contract = contract_of({"self": dims, "past.0.key": dims}, {"present.0.key": dims})
+    one = np.ones(2, np.float32)
+    with load(lone_model(serialized, contract)) as session:
+        assert session(**{"self": one, "past.0.key": one}).present_0_key.tolist() == [2, 2]
+        assert list(session.run({"self": one, "past.0.key": one})) == ["present.0.key"]
+
+
 @pytest.mark.parametrize("outputs", [["none"], [], "output"])
 def test_unknown_outputs_are_refused(attention: Path, qkv: Arrays, outputs: Any) -> None:
     with load(attention) as session, pytest.raises(InputError, match=r"`outputs` must be"):
@@ -187,7 +201,7 @@ def test_closing_frees_the_engine(attention: Path) -> None:
     import weakref
 
     session = load(attention)
-    engine = weakref.ref(session._engine)  # type: ignore[arg-type]
+    engine = weakref.ref(session._engine)
     session.close()
     gc.collect()
     assert engine() is None
