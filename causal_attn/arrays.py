@@ -76,10 +76,11 @@ def _read(path: Path, name: str) -> dict[str, NDArray[Any]]:
     if path.suffix not in (".npy", ".npz"):
         raise InputError(f"`inputs` must be .npz or .npy files, got {str(path)!r}.")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            with loaded:
-                return {key: loaded[key] for key in loaded.files}
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                with loaded:
+                    return {key: loaded[key] for key in loaded.files}
     except OSError as error:
         raise InputError(
             f"`inputs` must be files that can be read, got {str(path)!r}: "

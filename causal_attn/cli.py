@@ -256,7 +256,8 @@ def doctor(as_json: JsonFlag = False) -> None:
         table.add_row("providers", ", ".join(str(p) for p in diagnosis.providers) or "none")
         out.print(table)
         for problem in diagnosis.problems:
-            out.print(f"[yellow]{escape(problem.message)}[/]\n  {escape(problem.remedy)}")
+            out.print(f"[yellow]to {problem.task}:[/] {escape(problem.what)}")
+            out.print(f"  {escape(problem.command)}", soft_wrap=True)
         if not diagnosis.problems:
             out.print("nothing is missing")
 

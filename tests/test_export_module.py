@@ -33,7 +33,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm(x)).view(batch, tokens, 3, 2, 8).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(y.transpose(1, 2).reshape(batch, tokens, width)))
-        return x + self.mlp(x)
+        result: Tensor = x + self.mlp(x)
+        return result
 
 
 class Decoder(nn.Module):
@@ -117,7 +118,8 @@ def test_names_of_outputs(tmp_path: Path) -> None:
         return Pair(sums, 2 * sums)
 
     def bare(x: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(pair(x))
+        left, right = pair(x)
+        return left, right
 
     for target, want in ((pair, ["left", "right"]), (bare, ["output_0", "output_1"])):
         package = export(

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from provider_params import PROVIDERS
 
 from causal_attn import AttentionSpec, Provider, causal_attention
 from causal_attn.certificate import Verdict
@@ -19,7 +20,6 @@ from causal_attn.errors import CheckError, ProviderError, UsageError
 from causal_attn.example import worked_example
 from causal_attn.export import export
 from causal_attn.runtime import load
-from provider_params import PROVIDERS
 
 LENGTHS = (1, 2, 13, 33, 65)
 

@@ -111,6 +111,8 @@ def test_03_branch_on_equal_lengths(tmp_path: Path) -> None:
 
 
 class _MaskBuffer(nn.Module):
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.ones(9, 9).tril().bool())
@@ -260,6 +262,8 @@ def test_11_half_precision_scores_are_float32(tmp_path: Path) -> None:
 
 def test_15_buffer_that_is_written(tmp_path: Path) -> None:
     class Cache(nn.Module):
+        sum: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("sum", torch.zeros(()))

@@ -81,11 +81,12 @@ def compare(
     band = BAND_ULP * ulp + float(np.finfo(actual.dtype).tiny)
     plain = 0.0
     if baseline is not None:
-        plain = float(np.abs(baseline.astype(np.float64) - want)[finite].max(initial=0))
+        plain = float(np.abs(baseline.astype(np.float64)[finite] - want[finite]).max(initial=0))
     budget = 2 * plain + band
     # inf - inf is NaN: places where the oracle itself is not finite must agree exactly.
     same = np.array_equal(got[~finite], want[~finite], equal_nan=True)
-    error = float(np.abs(got - want, where=finite, out=np.zeros_like(want)).max(initial=0))
+    difference = np.subtract(got, want, where=finite, out=np.zeros_like(want))
+    error = float(np.abs(difference).max(initial=0))
     reason = ""
     if not same or not np.isfinite(got[finite]).all():
         count = int(np.count_nonzero(np.isnan(got) & ~np.isnan(want)))

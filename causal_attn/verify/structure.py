@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from causal_attn.certificate import Check
 from causal_attn.errors import PackageError
 from causal_attn.runtime import Session
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 __all__ = ["check_inputs_are_read", "check_placement"]
 
@@ -20,6 +22,9 @@ def check_inputs_are_read(path: Path) -> Check:
     Raises:
         PackageError: `path` is not an ONNX model.
     """
+    # Here, so that the checks on a session run where onnx is not installed.
+    import onnx
+
     try:
         graph = onnx.load(path, load_external_data=False).graph
     # onnx passes protobuf's own exception through, which has no public name to catch.
@@ -65,7 +70,7 @@ def check_placement(session: Session) -> Check:
     )
 
 
-def _read_by(node: onnx.NodeProto) -> set[str]:
+def _read_by(node: NodeProto) -> set[str]:
     """Names `node` reads, in its subgraphs too."""
     names = set(node.input)
     for attribute in node.attribute:
