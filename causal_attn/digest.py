@@ -180,7 +180,13 @@ def _mapped(path: Path) -> Iterator[Buffer]:
         except (OSError, ValueError) as error:
             raise PackageError(f"The model must be a readable file: {path}: {error}.") from None
         with mapped:
-            yield mapped
+            try:
+                yield mapped
+            except PackageError as error:
+                # The readers below see bytes only; a person wants to know whose.
+                if str(path) in str(error):
+                    raise
+                raise type(error)(f"{path}: {error}") from None
 
 
 def _ours(data: Buffer) -> Iterator[tuple[Field, str, str]]:
