@@ -411,7 +411,7 @@ class TestReplace:
             "print('ready', flush=True)\n"
             "while True: write_package(sys.argv[1], name='new', variants=sources)\n"
         )
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", *sys.path])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         writer = subprocess.Popen(
             [sys.executable, "-c", script, str(package.root), str(model)],
             env=environment,
