@@ -102,12 +102,7 @@ def _confined(root: Path, base: Path, location: object, what: str) -> Path:
         raise PackageError(
             f"{what} must be a path of 1 to {MAX_LOCATION} characters, got {shown(location)}."
         )
-    if (
-        _FORBIDDEN.search(location)
-        or location.startswith("/")
-        or ".." in location.split("/")
-        or not _encodable(location)
-    ):
+    if _FORBIDDEN.search(location) or location.startswith("/") or ".." in location.split("/"):
         raise PackageError(
             f"{what} must be a relative path with '/' and without '..', ':' or control "
             f"characters, got {shown(location)}."
@@ -125,14 +120,6 @@ def _confined(root: Path, base: Path, location: object, what: str) -> Path:
             "Put the file itself there."
         )
     return Path(real)
-
-
-def _encodable(location: str) -> bool:
-    try:
-        location.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require_regular(status: os.stat_result, path: Path, what: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import onnx
 import pytest
-from google.protobuf.descriptor import Descriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
@@ -26,18 +25,24 @@ from causal_attn.wire import TENSOR_PATHS, external_data, fields, metadata_recor
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy disk one fsync takes a second, and no test here pulls the plug."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save_model(tmp_path / "model.onnx")
 
 
-def _messages(descriptor: Descriptor) -> Iterator[tuple[int, Descriptor]]:
+def _messages(descriptor: Any) -> Iterator[tuple[int, Any]]:
     for field in descriptor.fields:
         if field.message_type is not None:
             yield field.number, field.message_type
 
 
-def _reaches_tensor(descriptor: Descriptor, seen: frozenset[str] = frozenset()) -> bool:
+def _reaches_tensor(descriptor: Any, seen: frozenset[str] = frozenset()) -> bool:
     if descriptor.name in seen:
         return False
     return descriptor.name == "TensorProto" or any(
@@ -47,7 +52,7 @@ def _reaches_tensor(descriptor: Descriptor, seen: frozenset[str] = frozenset()) 
 
 def test_every_way_to_a_tensor_is_known() -> None:
     found: dict[str, dict[int, str]] = {}
-    pending: list[Descriptor] = [onnx.ModelProto.DESCRIPTOR]
+    pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
     while pending:
         descriptor = pending.pop()
         if descriptor.name in found or descriptor.name == "TensorProto":
@@ -92,6 +97,18 @@ def test_external_data_is_framed_as_documented(tmp_path: Path) -> None:
     frame = b"\0" + hashlib.sha256(b"w/m.data").digest()
     frame += hashlib.sha256((tmp_path / "w/m.data").read_bytes()).digest()
     assert model_digest(model) == hashlib.sha256(model.read_bytes() + frame).hexdigest()
+
+
+def test_external_files_are_taken_by_name_whatever_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    graph = onnx.GraphProto(initializer=[_external("b"), _external("ä"), _external("a")])
+    path.write_bytes(onnx.ModelProto(graph=graph).SerializeToString())
+    frames = b""
+    for name in ("a", "b", "ä"):
+        (tmp_path / name).write_text(name)
+        frames += b"\0" + 2 * hashlib.sha256(name.encode()).digest()
+    assert list(external_files(path)) == ["a", "b", "ä"]
+    assert model_digest(path) == hashlib.sha256(path.read_bytes() + frames).hexdigest()
 
 
 def test_pieces_do_not_change_the_digest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +277,12 @@ _LOCATION = _field(13, _field(1, b"location") + _field(2, b"w"))
 )
 def test_what_another_reader_may_call_external_is_covered(tensor: bytes) -> None:
     assert [p.location for p in external_data(_field(7, _field(5, tensor)))] == ["w"]
+
+
+@pytest.mark.parametrize("tensor", [b"\x70\x01\x70\x07", b"\x70\x81\x80\x80\x80\x10"])
+def test_external_without_a_location_is_refused_in_any_spelling(tensor: bytes) -> None:
+    with pytest.raises(PackageError, match="must name a location"):
+        list(external_data(_field(7, _field(5, tensor))))
 
 
 @pytest.mark.parametrize(

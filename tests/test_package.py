@@ -33,6 +33,12 @@ from causal_attn.provider import Provider
 ALL = (Provider.CPU, Provider.CUDA, Provider.OPENVINO)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy disk one fsync takes a second, and no test here pulls the plug."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save_model(tmp_path / "source" / "add.onnx")
@@ -411,7 +417,7 @@ class TestReplace:
             "print('ready', flush=True)\n"
             "while True: write_package(sys.argv[1], name='new', variants=sources)\n"
         )
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", *sys.path])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         writer = subprocess.Popen(
             [sys.executable, "-c", script, str(package.root), str(model)],
             env=environment,

@@ -22,9 +22,15 @@ from causal_attn.package import check_certificate, open_model, read_package, wri
 BAD_PATHS = [
     "../../../outside", "..", "x/../../../../outside", "/etc/passwd", "//host/share", "C:/x",
     "C:x", "a\\..\\b", "\\\\host\\share", "x\x00y", "x\ny", "file:x", "sha256:00", "~/x\x7f", "",
-    "a" * 1025, "a" * 300, "missing", "\ud800", 7, None, True, 1.5, ["model.onnx"],
+    "a" * 1025, "a" * 100_000, "a" * 300, "missing", "\ud800", 7, None, True, 1.5, ["model.onnx"],
     {"path": "model.onnx"},
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy disk one fsync takes a second, and no test here pulls the plug."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
