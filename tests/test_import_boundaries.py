@@ -65,6 +65,8 @@ def test_imports_without_any_framework(module: str) -> None:
         "import causal_attn.runtime",
         "from causal_attn.runtime import load, available_providers; available_providers()",
         "from causal_attn.doctor import diagnose; diagnose()",
+        "from causal_attn import models; models.path('causal_attention')",
+        "from causal_attn.verify.checks import run_checks",
     ],
 )
 def test_the_runtime_needs_numpy_and_onnx_runtime_only(statement: str) -> None:
@@ -96,3 +98,10 @@ def test_a_runtime_without_onnx_runtime_says_how_to_get_it() -> None:
     result = run_blocked("import causal_attn.runtime", ("onnxruntime",))
     assert "MissingDependencyError: `causal_attn.runtime` needs ONNX Runtime" in result.stderr
     assert "pip install 'causal-attn[cpu]'" in result.stderr
+
+
+@has_onnxruntime
+@pytest.mark.parametrize("module", ["causal_attn.verify", "causal_attn.cli"])
+def test_never_imports_torch(module: str) -> None:
+    result = run_blocked(f"import {module}", ("torch", "onnxscript"))
+    assert result.returncode == 0, result.stderr
