@@ -25,7 +25,7 @@ measure: $(SETUP)
 # onnxruntime-gpu and onnxruntime own the same module, so the GPU extra is not installed here.
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
