@@ -89,7 +89,9 @@ def attend(
         masked = add(masked, mask)
     weights = softmax(mode, masked, -1, empty=0.0)
     if empty_rows is not None and empty_rows.any():
-        weights = multiply(weights, constant(1.0 - empty_rows, len(weights.bits)))
+        weights = multiply(
+            weights, constant((~empty_rows).astype(weights.dtype), len(weights.bits))
+        )
     return matmul(weights, value), scores, weights
 
 
@@ -144,7 +146,9 @@ def _attention(call: Call) -> list[Tensor]:
             allowed = allowed & also_allowed
     empty_rows = ~allowed.any(-1, keepdims=True)
     output, scores, weights = attend(call.mode, query, key, value, masks, empty_rows)
-    shown = weights if call.attr("qk_matmul_output_mode", 0) == 3 else scores
+    shown = {0: scores, 3: weights}.get(
+        call.attr("qk_matmul_output_mode", 0), opaque([scores, *masks])
+    )
     return [merge_heads(output) if call.tensor(0).rank == 3 else output, key, value, shown]
 
 
@@ -185,4 +189,3 @@ def _rotary_contrib(call: Call) -> list[Tensor]:
     if positions.size == 1:
         positions = reshape(positions, (1, 1))
     return [rotary(call.tensor(0), positions, [call.tensor(2), call.tensor(3)])]
-

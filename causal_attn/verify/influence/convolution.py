@@ -84,6 +84,8 @@ def _geometry(call: Call, data: Tensor, kernel: Sequence[int]) -> tuple[list[int
             begin = end = 0
         room = dim + begin + end - reach
         steps = -(-room // strides[axis]) if call.attr("ceil_mode", 0) else room // strides[axis]
+        if call.attr("ceil_mode", 0) and steps * strides[axis] >= dim + begin:
+            steps -= 1  # a window that starts in the padding at the end is left out
         begins.append(begin)
         sizes.append(steps + 1)
 
@@ -122,11 +124,9 @@ def _conv(call: Call) -> list[Tensor]:
     mixed = _mixed_channels(data, groups, weight.shape[0])
     live = _live_taps(weight) if call.node.op in ("Conv", "FusedConv") else np.ones((), bool)
     bits = _receptive(mixed, kernel, sizes, places, live)
-    if any(plane.any() for plane in weight.bits):
-        everything = reduce_bits(weight, range(weight.rank))
-        bits = [a | b for a, b in zip(bits, everything, strict=True)]
     dtype = {"ConvInteger": np.dtype(np.int32)}.get(call.node.op, data.dtype)
-    return [unknown((data.shape[0], weight.shape[0], *sizes), dtype, bits)]
+    result = unknown((data.shape[0], weight.shape[0], *sizes), dtype, bits)
+    return [call.reached_by(result, *range(1, len(call.inputs)))]
 
 
 def _live_taps(weight: Tensor) -> Array:
@@ -162,7 +162,8 @@ def _conv_transpose(call: Call) -> list[Tensor]:
     channels = weight.shape[1] * groups
     mixed = _mixed_channels(data, groups, channels)
     bits = _receptive(mixed, kernel, sizes, places, _live_taps(weight))
-    return [unknown((data.shape[0], channels, *sizes), data.dtype, bits)]
+    result = unknown((data.shape[0], channels, *sizes), data.dtype, bits)
+    return [call.reached_by(result, 1, 2)]
 
 
 @rule("MaxPool", "AveragePool", "LpPool")

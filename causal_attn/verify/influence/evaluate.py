@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
@@ -134,7 +135,8 @@ class Frame:
             return rule(call)
         if node.domain == "" and not any(isinstance(v, Sequenced) for v in call.inputs):
             tensors = [value if isinstance(value, Tensor) else None for value in call.inputs]
-            definition = self.program.definition(node, call.opset, tensors)
+            proto = self._proto(call)
+            definition = self.program.definition(proto, call.opset, tensors)
             if definition is not None:
                 return self._call(definition, node, call.inputs, call.attributes)
         return self._joined(call, f"{node}: no rule for this operator", graph)
@@ -172,10 +174,24 @@ class Frame:
                 resolved[name] = value
         return resolved
 
+    def _proto(self, call: Call) -> NodeProto:
+        """The node with the attributes of the function around it filled in."""
+        references = [item for item in call.node.proto.attribute if item.ref_attr_name]
+        if not references:
+            return call.node.proto
+        proto = NodeProto()
+        proto.CopyFrom(call.node.proto)
+        for item in references:
+            proto.attribute.remove(item)
+            if item.name in call.attributes:
+                value = call.attributes[item.name]
+                proto.attribute.append(onnx.helper.make_attribute(item.name, value))
+        return proto
+
     def _folded(self, call: Call) -> list[Value] | None:
         """Outputs computed outright, where every input is known."""
         node = call.node
-        if node.domain or any(isinstance(item, Reference) for item in node.attributes.values()):
+        if node.domain:
             return None
         feeds = {}
         total = 0
@@ -196,7 +212,7 @@ class Frame:
             for name, value in feeds.items()
         ]
         results = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
-        graph = onnx.helper.make_graph([node.proto], "fold", infos, results)
+        graph = onnx.helper.make_graph([self._proto(call)], "fold", infos, results)
         imports = [onnx.helper.make_opsetid("", call.opset)]
         model = onnx.helper.make_model(graph, opset_imports=imports)
         try:

@@ -28,14 +28,14 @@ def gather(data: Tensor, indices: Tensor, axis: int) -> Tensor:
 
     def taken(plane: Array) -> Array:
         if plane.shape[axis] == 1:
-            return plane.reshape(*plane.shape[:axis], *(1,) * extra, *plane.shape[axis + 1 :])
+            return plane.reshape((*plane.shape[:axis], *(1,) * extra, *plane.shape[axis + 1 :]))
         return np.take(plane, places, axis)
 
     if indices.known.all():
         return apply(data, taken, shape)
 
     def aligned(plane: Array) -> Array:
-        return plane.reshape(*(1,) * axis, *plane.shape, *(1,) * (data.rank - axis - 1))
+        return plane.reshape((*(1,) * axis, *plane.shape, *(1,) * (data.rank - axis - 1)))
 
     at_known = aligned(indices.known)
     shared = data.known if data.known.shape[axis] == data.low.shape[axis] == 1 else None
@@ -109,7 +109,8 @@ def _gather_block_quantized(call: Call) -> list[Tensor]:
         shape[-1] *= 2
     result = unknown(rows.shape, scales.dtype, rows.bits)
     joined = join_axes(result, (result.rank - 1,))
-    return [unknown(shape, scales.dtype, joined.bits)]
+    result = unknown(shape, scales.dtype, joined.bits)
+    return [call.reached_by(result, *range(2, len(call.inputs)))]
 
 
 @rule("GatherElements")
@@ -236,4 +237,3 @@ def _compress(call: Call) -> list[Tensor]:
         data, axis = reshape(data, (data.size,)), 0
     places = np.flatnonzero(condition[: data.shape[axis]])
     return [gather(data, call.constant(places), axis)]
-

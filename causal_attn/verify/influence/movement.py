@@ -139,7 +139,9 @@ def concat(tensors: Sequence[Tensor], axis: int) -> Tensor:
     )
 
 
-def slice_axis(tensor: Tensor, axis: int, start: int | None, end: int | None, step: int = 1) -> Tensor:
+def slice_axis(
+    tensor: Tensor, axis: int, start: int | None, end: int | None, step: int = 1
+) -> Tensor:
     """Elements ``start:end:step`` along one axis."""
     axis %= tensor.rank
     taken = slice(start, end, step)
@@ -352,7 +354,8 @@ def _blocks(call: Call) -> list[Tensor]:
     block = call.attr("blocksize")
     if call.node.op == "SpaceToDepth":
         split = reshape(tensor, (batch, channels, height // block, block, width // block, block))
-        moved = transpose(split, (0, 3, 5, 1, 2, 4))
+        order = (0, 3, 5, 1, 2, 4) if call.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+        moved = transpose(split, order)
         return [
             reshape(moved, (batch, channels * block**2, height // block, width // block)),
         ]
@@ -376,5 +379,3 @@ def _reverse_sequence(call: Call) -> list[Tensor]:
         turned = slice_axis(slice_axis(row, time, 0, int(length)), time, None, None, -1)
         rows.append(concat([turned, slice_axis(row, time, int(length), None)], time))
     return [concat(rows, batch)]
-
-

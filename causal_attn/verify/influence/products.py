@@ -228,12 +228,12 @@ def _dynamic_quantize_matmul(call: Call) -> list[Tensor]:
     # One scale for the whole tensor is taken from all of it: the future scales the past.
     a = call.tensor(0)
     joined = join_axes(a, range(a.rank))
-    others = [call.tensor(4)] if call.has(4) else []
-    return [opaque([matmul(joined, call.tensor(1)), *others], a.dtype)]
+    return [call.reached_by(matmul(joined, call.tensor(1)), 2, 3, 4)]
 
 
 @rule("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", domain=MICROSOFT)
 def _matmul_n_bits(call: Call) -> list[Tensor]:
     a = call.tensor(0)
     shape = (*a.shape[:-1], call.attr("N"))
-    return [unknown(shape, a.dtype, reduce_bits(a, [a.rank - 1]))]
+    result = unknown(shape, a.dtype, reduce_bits(a, [a.rank - 1]))
+    return [call.reached_by(result, *range(1, len(call.inputs)))]

@@ -37,13 +37,13 @@ class Program:
     )
 
     def definition(
-        self, node: Node, opset: int, inputs: Sequence[Tensor | None]
+        self, proto: NodeProto, opset: int, inputs: Sequence[Tensor | None]
     ) -> Function | None:
         """How the ONNX standard defines an operator by others, if it does."""
         types = tuple(_type(tensor) for tensor in inputs)
-        key = (f"{node.op}@{opset}", node.proto.SerializeToString(), types)
+        key = (f"{proto.op_type}@{opset}", proto.SerializeToString(), types)
         if key not in self.definitions:
-            self.definitions[key] = _definition(node.proto, opset, types)
+            self.definitions[key] = _definition(proto, opset, types)
         return self.definitions[key]
 
 
@@ -58,7 +58,8 @@ def read_program(model: ModelProto, base_dir: Path | None) -> Program:
     graph = read_graph(model.graph, base_dir)
     _check_order(graph)
     functions = {
-        (_domain(proto.domain), proto.name): _function(proto, base_dir) for proto in model.functions
+        (_domain(proto.domain), proto.name): _function(proto, base_dir)
+        for proto in model.functions
     }
     return Program(graph, _opsets(model.opset_import), functions)
 
@@ -101,7 +102,9 @@ def _type(tensor: Tensor | None) -> bytes:
     if tensor is None:
         return TypeProto().SerializeToString()
     number = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
-    made: bytes = onnx.helper.make_tensor_type_proto(number, list(tensor.shape)).SerializeToString()
+    made: bytes = onnx.helper.make_tensor_type_proto(
+        number, list(tensor.shape)
+    ).SerializeToString()
     return made
 
 
@@ -113,7 +116,9 @@ def _definition(node: NodeProto, opset: int, types: tuple[bytes, ...]) -> Functi
     proto = FunctionProto()
     if versions := [at for at in schema.function_opset_versions if at <= opset]:
         proto.ParseFromString(schema.get_function_with_opset_version(max(versions)))
-    elif versions := [at for at in schema.context_dependent_function_opset_versions if at <= opset]:
+    elif versions := [
+        at for at in schema.context_dependent_function_opset_versions if at <= opset
+    ]:
         proto.ParseFromString(
             schema.get_context_dependent_function_with_opset_version(
                 max(versions), node.SerializeToString(), list(types)

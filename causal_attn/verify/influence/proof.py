@@ -270,9 +270,7 @@ def _check_inputs(program: Program, axes: Axes, known: Mapping[str, Known]) -> N
                 )
             rank = len(graph.shapes.get(name, ()))
             if argument != "known" and not -rank <= axis < rank:
-                raise InputError(
-                    f"`{argument}[{name!r}]` must be an axis of {rank}, got {axis}."
-                )
+                raise InputError(f"`{argument}[{name!r}]` must be an axis of {rank}, got {axis}.")
 
 
 def _chosen_outputs(
@@ -304,9 +302,7 @@ def _chosen_outputs(
     return chosen
 
 
-def _calls(
-    claim: _Claim, lengths: Iterable[int], pasts: Sequence[int]
-) -> list[tuple[int, int]]:
+def _calls(claim: _Claim, lengths: Iterable[int], pasts: Sequence[int]) -> list[tuple[int, int]]:
     wanted = sorted({int(length) for length in lengths})
     if not wanted or wanted[0] < 1:
         raise InputError(f"`lengths` must be integers >= 1, got {wanted}.")

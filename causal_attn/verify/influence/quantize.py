@@ -33,12 +33,16 @@ def _quantize(call: Call) -> list[Tensor]:
     scale = _aligned(call, call.tensor(1), data)
     zero_point = call.optional(2)
     number = call.attr("output_dtype", 0)
-    dtype = zero_point.dtype if zero_point else numpy_dtype(number) if number else np.dtype("uint8")
+    dtype = (
+        zero_point.dtype if zero_point else numpy_dtype(number) if number else np.dtype("uint8")
+    )
     scaled = divide(data, cast(scale, data.dtype))
     if zero_point is not None:
         scaled = add(_rounded(scaled), cast(_aligned(call, zero_point, data), data.dtype))
     if dtype.kind not in "iu":
-        return [cast(make(scaled.shape, scaled.dtype, scaled.bits, scaled.known, scaled.low), dtype)]
+        return [
+            cast(make(scaled.shape, scaled.dtype, scaled.bits, scaled.known, scaled.low), dtype)
+        ]
     limits = np.iinfo(dtype)
     low = np.clip(np.nan_to_num(np.rint(scaled.low)), limits.min, limits.max).astype(dtype)
     low = np.where(scaled.known, low, np.zeros((), dtype))

@@ -39,11 +39,11 @@ def _recurrent(call: Call) -> list[Tensor]:
         bits = [np.bitwise_or.accumulate(plane[turn], axis=0)[turn] for plane in bits]
         series = unknown((time, batch, hidden), data.dtype, bits)
         outputs.append(insert_axes(series, [1]))
-        whole = lengths is None or lengths.value is None or (lengths.value == time).all()
-        end = slice_axis(series, 0, 0, 1) if backwards else slice_axis(series, 0, time - 1, time)
-        # Rows shorter than the series end earlier; the last step then only sees more.
-        lasts.append(end if whole else unknown(end.shape, end.dtype, end.bits))
-    y, last = concat(outputs, 1), concat(lasts, 0)
+        # Rows shorter than the series end earlier: what their end sees is within the last step.
+        lasts.append(slice_axis(series, 0, *((0, 1) if backwards else (time - 1, time))))
+    weights = [1, 2, 3, 7] if call.node.op == "LSTM" else [1, 2, 3]
+    y = call.reached_by(concat(outputs, 1), *weights)
+    last = call.reached_by(concat(lasts, 0), *weights)
     if batch_first:
         y, last = transpose(y, (2, 0, 1, 3)), transpose(last, (1, 0, 2))
     return [y, last, last]

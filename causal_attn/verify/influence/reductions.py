@@ -154,29 +154,38 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
 def _batch_norm(call: Call) -> list[Tensor]:
     tensor = call.tensor(0)
     ones = (1,) * (tensor.rank - 2)
-    result = join_axes(tensor, [0, *range(2, tensor.rank)]) if call.attr("training_mode", 0) else tensor
+    result = (
+        join_axes(tensor, [0, *range(2, tensor.rank)]) if call.attr("training_mode", 0) else tensor
+    )
     others = []
     for at in range(1, 5):
         stat = call.tensor(at)
         planes = [plane.reshape(*plane.shape, *ones) for plane in stat.bits]
         others.append(unknown((*stat.shape, *ones), stat.dtype, planes))
-    return [opaque([result, *others]), *(call.tensor(at) for at in (3, 4))]
+    statistics = [call.tensor(at) for at in (3, 4)]
+    if call.attr("training_mode", 0):
+        statistics = [
+            call.reached_by(call.silent(stat.shape, stat.dtype), 0, 3, 4) for stat in statistics
+        ]
+    return [opaque([result, *others]), *statistics]
 
 
 @rule("InstanceNormalization")
 def _instance_norm(call: Call) -> list[Tensor]:
-    return [join_axes(call.tensor(0), range(2, call.tensor(0).rank))]
+    return [call.reached_by(join_axes(call.tensor(0), range(2, call.tensor(0).rank)), 1, 2)]
 
 
 @rule("GroupNormalization")
 def _group_norm(call: Call) -> list[Tensor]:
     # Groups are joined as one: channels of a norm do not hold tokens, spatial axes may.
-    return [join_axes(call.tensor(0), range(1, call.tensor(0).rank))]
+    return [call.reached_by(join_axes(call.tensor(0), range(1, call.tensor(0).rank)), 1, 2)]
 
 
 @rule("GroupNorm", "SkipGroupNorm", domain=MICROSOFT)
 def _group_norm_contrib(call: Call) -> list[Tensor]:
-    return [join_axes(call.tensor(0), range(1, call.tensor(0).rank))]
+    data = call.tensor(0)
+    result = call.reached_by(join_axes(data, range(1, data.rank)), *range(1, len(call.inputs)))
+    return [result, result]
 
 
 @rule("LpNormalization")
@@ -202,6 +211,7 @@ def _embed_layer_norm(call: Call) -> list[Tensor]:
     rows = opaque(sources)
     shape = (*ids.shape, hidden)
     result = unknown(shape, call.tensor(2).dtype, [plane[..., None] for plane in rows.bits])
+    result = call.reached_by(result, 2, 3, 4, 5, 6)
     mask = call.optional(7)
     if mask is None:
         index = call.constant(np.zeros(ids.shape[0]), np.int32)
@@ -210,5 +220,3 @@ def _embed_layer_norm(call: Call) -> list[Tensor]:
     else:
         index = unknown(ids.shape[:1], np.int32, [p[:, 0] for p in reduce_bits(mask, [1])])
     return [result, index, result]
-
-

@@ -15,6 +15,7 @@ from causal_attn.verify.influence.tensor import (
     Tensor,
     Value,
     constant,
+    join_words,
     no_bits,
     unknown,
 )
@@ -164,6 +165,20 @@ class Call:
     def constant(self, array: Any, dtype: Any = None) -> Tensor:
         """A known tensor."""
         return constant(np.asarray(array, dtype), self.mode.words)
+
+    def reached_by(self, result: Tensor, *indices: int) -> Tensor:
+        """`result`, all of it reached by whatever reaches the inputs at `indices`.
+
+        For weights, scales and states: no input reaches them as a rule, and where one does,
+        every element may depend on it.
+        """
+        reached = [join_words(self.tensor(index)) for index in indices if self.has(index)]
+        if not any(word for words in reached for word in words):
+            return result
+        bits = list(result.bits)
+        for words in reached:
+            bits = [plane | np.uint64(word) for plane, word in zip(bits, words, strict=True)]
+        return unknown(result.shape, result.dtype, bits)
 
     def silent(self, shape: Sequence[int], dtype: Any) -> Tensor:
         """Values nobody knows and no input reaches."""

@@ -71,7 +71,13 @@ def _softmax(call: Call) -> list[Tensor]:
     if call.opset < 13 and axis % scores.rank != scores.rank - 1:
         # Older opsets flatten to a matrix first and normalize its rows.
         axis %= scores.rank
-        flat = reshape(scores, (int(np.prod(scores.shape[:axis])), -(-scores.size // max(1, int(np.prod(scores.shape[:axis]))))))
+        flat = reshape(
+            scores,
+            (
+                int(np.prod(scores.shape[:axis])),
+                -(-scores.size // max(1, int(np.prod(scores.shape[:axis])))),
+            ),
+        )
         return [reshape(softmax(call.mode, flat, 1, log=log, empty=np.nan), scores.shape)]
     return [softmax(call.mode, scores, axis, log=log, empty=np.nan)]
 
