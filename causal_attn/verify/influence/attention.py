@@ -9,6 +9,7 @@ primitive operators and has no such bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +30,11 @@ from causal_attn.verify.influence.tensor import Array, Tensor, constant, reduce_
 __all__ = ["attend", "lowest", "merge_heads", "split_heads", "written_mask"]
 
 
-def lowest(dtype: np.dtype[np.generic]) -> float:
+def lowest(dtype: np.dtype[Any]) -> float:
     """The lowest finite number of a float dtype."""
     if dtype.name == "bfloat16":
         return -3.3895313892515355e38
-    return float(np.finfo(dtype).min)
+    return float(np.finfo(dtype.type).min)
 
 
 def split_heads(tensor: Tensor, heads: int) -> Tensor:
@@ -144,7 +145,7 @@ def _attention(call: Call) -> list[Tensor]:
         masks.append(extra)
         if also_allowed is not None:
             allowed = allowed & also_allowed
-    empty_rows = ~allowed.any(-1, keepdims=True)
+    empty_rows = np.asarray(~allowed.any(-1, keepdims=True))
     output, scores, weights = attend(call.mode, query, key, value, masks, empty_rows)
     shown = {0: scores, 3: weights}.get(
         call.attr("qk_matmul_output_mode", 0), opaque([scores, *masks])

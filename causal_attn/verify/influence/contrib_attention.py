@@ -1,4 +1,4 @@
-"""ONNX Runtime's attention operators: ``Attention``, ``MultiHeadAttention``, ``GroupQueryAttention``.
+"""ONNX Runtime's own attention operators: ``Attention``, ``MultiHeadAttention`` and grouped query.
 
 What they do is what ONNX Runtime 1.32.0's CPU kernels do, which is not always what their
 documentation says: ``unidirectional`` adds the lowest finite number to the scores, and leaves the
@@ -171,7 +171,7 @@ def _group_query(call: Call) -> list[Tensor]:
             short = (*bias.shape[:-1], columns.shape[-1] - bias.shape[-1])
             bias = concat([bias, call.constant(np.zeros(short), bias.dtype)], -1)
         masks.append(bias)
-    output, _, weights = attend(call.mode, query, *caches, masks)
+    output, _, weights = attend(call.mode, query, caches[0], caches[1], masks)
     return [merge_heads(output), *caches, weights]
 
 

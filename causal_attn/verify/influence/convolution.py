@@ -22,9 +22,8 @@ def _shifted(plane: Array, axis: int, size: int, outputs: Array, inputs: Array) 
     target = list(plane.shape)
     target[axis] = size
     result = np.zeros(target, plane.dtype)
-    lead = (slice(None),) * axis
-    source = plane if plane.shape[axis] == 1 else plane[(*lead, inputs)]
-    result[(*lead, outputs)] = source
+    source = plane if plane.shape[axis] == 1 else np.take(plane, inputs, axis)
+    np.moveaxis(result, axis, 0)[outputs] = np.moveaxis(source, axis, 0)
     return result
 
 
@@ -130,9 +129,7 @@ def _conv(call: Call) -> list[Tensor]:
 
 
 def _live_taps(weight: Tensor) -> Array:
-    dead = weight.zero.all(axis=(0, 1))
-    result: Array = ~dead
-    return result
+    return np.asarray(~weight.zero.all(axis=(0, 1)))
 
 
 @rule("ConvTranspose", fold=True)

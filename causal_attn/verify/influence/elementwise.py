@@ -329,7 +329,7 @@ def _bit_shift(call: Call) -> list[Tensor]:
 
 
 def _erf(values: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(values.astype(np.float64))
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(values.astype(np.float64)))
 
 
 def _sigmoid(values: Array) -> Array:

@@ -230,7 +230,8 @@ class Frame:
         for name in names_read(call.node):
             for index, word in enumerate(join_words(self.lookup_or(name, call))):
                 words[index] |= word
-        if self.mode.optimistic and reason is not None:
+        if self.mode.optimistic:
+            # Also behind such a node: without shapes, what joins there is not known to join.
             words = [word & mask for word, mask in zip(words, self._doubt_words(), strict=True)]
         if reason is not None:
             bit = self.mode.doubt(reason)

@@ -1,4 +1,4 @@
-"""Abstract inputs of a call: which axis holds tokens, how many, and what is known of the values."""
+"""Abstract inputs of a call: which axis holds tokens, how many, and which values are fixed."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _stored(proto: TensorProto, base_dir: Path | None) -> Stored:
     dtype = numpy_dtype(proto.data_type)
     shape = tuple(proto.dims)
     size = math.prod(shape)
-    if dtype == object:
+    if dtype.kind == "O":
         return Stored(shape, dtype, None)
     floating = _is_floating(dtype)
     external = proto.data_location == TensorProto.EXTERNAL
@@ -229,8 +229,8 @@ def _external(proto: TensorProto, dtype: np.dtype[Any], base_dir: Path | None) -
         return np.memmap(path, dtype, "r", offset=offset, shape=shape)
     except FileNotFoundError:
         raise PackageError(
-            f"External data must be beside the model, got no file {location!r}, which holds tensor "
-            f"{proto.name!r}. Copy it into the model's folder."
+            f"External data must be beside the model, got no file {location!r}, which holds "
+            f"tensor {proto.name!r}. Copy it into the model's folder."
         ) from None
     except (OSError, ValueError) as error:
         raise PackageError(

@@ -163,7 +163,7 @@ def _scatter_elements(call: Call) -> list[Tensor]:
     axis = call.attr("axis", 0) % data.rank
     source = np.full(data.shape, -1, np.int64)
     places = np.where(indices < 0, indices + data.shape[axis], indices).astype(np.int64)
-    index = list(np.indices(indices.shape, sparse=True))
+    index: list[Array] = list(np.indices(indices.shape, sparse=True))
     index[axis] = places
     combine = call.attr("reduction", "none") != "none"
     flat = np.arange(updates.size).reshape(updates.shape)

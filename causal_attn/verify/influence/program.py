@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
@@ -100,17 +101,16 @@ def _check_order(graph: Graph) -> None:
 
 def _type(tensor: Tensor | None) -> bytes:
     if tensor is None:
-        return TypeProto().SerializeToString()
+        return bytes(TypeProto().SerializeToString())
     number = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
-    made: bytes = onnx.helper.make_tensor_type_proto(
-        number, list(tensor.shape)
-    ).SerializeToString()
-    return made
+    made = onnx.helper.make_tensor_type_proto(number, tensor.shape)
+    return bytes(made.SerializeToString())
 
 
 def _definition(node: NodeProto, opset: int, types: tuple[bytes, ...]) -> Function | None:
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        # Typed as Any: the stubs of onnx 1.23 lack the methods that give function bodies.
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
         return None
     proto = FunctionProto()

@@ -23,7 +23,7 @@ from causal_attn.verify.influence.trace import trace
 __all__ = ["LENGTHS", "prove"]
 
 LENGTHS = (1, 2, 3, 5, 8, 33)
-"""Lengths examined unless told otherwise: one token, both parities, past every small block size."""
+"""Lengths examined unless told otherwise: one token, both parities, past small block sizes."""
 
 _RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
 """Gaps that hide, tried from the widest: lowest float32, lowest float16, -1e4, -1e3, less."""

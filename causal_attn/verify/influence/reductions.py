@@ -137,7 +137,7 @@ def _layer_norm(call: Call) -> list[Tensor]:
 
 @rule("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip_layer_norm(call: Call) -> list[Tensor]:
-    names = ("input", "skip", "gamma", "beta", "bias")
+    names: tuple[str, ...] = ("input", "skip", "gamma", "beta", "bias")
     if call.node.op == "SkipSimplifiedLayerNormalization":
         names = ("input", "skip", "gamma", "bias")
     given = {name: call.tensor(at) for at, name in enumerate(names) if call.has(at)}

@@ -38,7 +38,7 @@ MOST_DOUBTS = 16
 """Bits set aside for the causes of doubt in one evaluation."""
 
 
-class DataDependent(Exception):  # noqa: N818  a signal between a rule and the evaluator
+class DataDependent(Exception):
     """A rule cannot say anything exact here; the message says why.
 
     The evaluator joins everything and names the node, so the verdict is never a guess.

@@ -53,9 +53,9 @@ def _constant_of_shape(call: Call) -> list[Tensor]:
 @rule("Range")
 @rule("Range", domain=MICROSOFT)
 def _range(call: Call) -> list[Tensor]:
-    start, limit = call.values(0).reshape(()), call.values(1).reshape(())
-    delta = call.values(2).reshape(()) if call.has(2) else np.ones((), start.dtype)
-    return [call.constant(np.arange(start, limit, delta, dtype=start.dtype))]
+    start, limit = call.values(0).reshape(-1)[0], call.values(1).reshape(-1)[0]
+    delta = call.values(2).reshape(-1)[0] if call.has(2) else 1
+    return [call.constant(np.arange(start, limit, delta, dtype=call.tensor(0).dtype))]
 
 
 @rule("EyeLike")
@@ -63,7 +63,9 @@ def _eye_like(call: Call) -> list[Tensor]:
     tensor = call.tensor(0)
     number = call.attr("dtype")
     dtype = numpy_dtype(number) if number else tensor.dtype
-    return [call.constant(np.eye(*tensor.shape, k=call.attr("k", 0)).astype(dtype))]
+    return [
+        call.constant(np.eye(tensor.shape[0], tensor.shape[1], k=call.attr("k", 0)).astype(dtype))
+    ]
 
 
 @rule("RandomNormal", "RandomUniform")

@@ -1,17 +1,17 @@
 """Softmax: a score known to be ``-inf`` has weight zero, and a finite mask has it under a bound.
 
 With ``s`` the data in the scores, ``|s| <= S``, and ``c`` the mask constants of one row, a masked
-score weighs ``exp(s_m + c_m - max(s + c)) <= exp(S + c_m - (c_v - S))`` where ``c_v`` is the largest
-constant in the row. That is exactly zero once ``c_v - c_m - 2 S`` exceeds what ``exp`` underflows
-at, so the mask hides while ``S < (c_v - c_m - underflow) / 2``. Where the masked score was replaced
-by the constant there is no ``s_m`` and the bound is twice as large.
+score weighs ``exp(s_m + c_m - max(s + c)) <= exp(S + c_m - (c_v - S))`` where ``c_v`` is the
+largest constant in the row. That is exactly zero once ``c_v - c_m - 2 S`` exceeds what ``exp``
+underflows at, so the mask hides while ``S < (c_v - c_m - underflow) / 2``. Where the masked score
+was replaced by the constant there is no ``s_m`` and the bound is twice as large.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from causal_attn.verify.influence.elementwise import underflow
+from causal_attn.verify.influence.elementwise import add, underflow
 from causal_attn.verify.influence.movement import reshape
 from causal_attn.verify.influence.registry import MICROSOFT, Call, Mode, rule
 from causal_attn.verify.influence.tensor import Array, Tensor, expand, make, reduce_bits
@@ -90,8 +90,6 @@ def _hardmax(call: Call) -> list[Tensor]:
 
 @rule("BiasSoftmax", domain=MICROSOFT)
 def _bias_softmax(call: Call) -> list[Tensor]:
-    from causal_attn.verify.influence.elementwise import add
-
     axis = call.attr("axis", 1)
     scores = add(call.tensor(0), call.tensor(1))
     return [softmax(call.mode, scores, axis if axis == -1 else scores.rank - 1, empty=np.nan)]

@@ -79,9 +79,8 @@ def _step(
             continue
         while kept.sum() > 1:
             places = np.flatnonzero(kept)
-            half = np.zeros(kept.size, bool)
-            half[places[: len(places) // 2]] = True
-            half = half.reshape(kept.shape)
+            half = np.zeros_like(kept)
+            np.put(half, places[: len(places) // 2], True)
             kept = half if arrives(source, half) else kept & ~half
         return source, tuple(int(i) for i in np.argwhere(kept)[0])
     return None
