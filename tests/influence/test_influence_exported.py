@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import ModelProto
 
 from causal_attn.certificate import Verdict
 from causal_attn.verify.influence import prove
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,14 +23,14 @@ def exported(module: Any, inputs: tuple[Any, ...], axis: int, opset: int) -> Mod
         module.eval(), inputs, dynamo=True, opset_version=opset, verbose=False,
         dynamic_shapes=tuple({axis: tokens} for _ in inputs), input_names=names,
     )  # fmt: skip
-    return program.model_proto  # type: ignore[no-any-return]
+    return program.model_proto
 
 
 def qkv(dtype: Any = None) -> tuple[Any, ...]:
     return tuple(torch.randn(1, 4, 6, 8, dtype=dtype) for _ in range(3))
 
 
-class Fused(torch.nn.Module):  # type: ignore[misc]
+class Fused(torch.nn.Module):
     def __init__(self, causal: bool = True) -> None:
         super().__init__()
         self.causal = causal
@@ -40,7 +39,7 @@ class Fused(torch.nn.Module):  # type: ignore[misc]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
-class Written(torch.nn.Module):  # type: ignore[misc]
+class Written(torch.nn.Module):
     def __init__(self, fill: float = -math.inf, softmax: str = "fused") -> None:
         super().__init__()
         self.fill, self.softmax = fill, softmax
@@ -58,7 +57,7 @@ class Written(torch.nn.Module):  # type: ignore[misc]
         return weights @ v, weights
 
 
-class Block(torch.nn.Module):  # type: ignore[misc]
+class Block(torch.nn.Module):
     def __init__(self, masked: bool) -> None:
         super().__init__()
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(16) for _ in range(2))
@@ -80,7 +79,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x))))
 
 
-class Decoder(torch.nn.Module):  # type: ignore[misc]
+class Decoder(torch.nn.Module):
     def __init__(self, masked: tuple[bool, ...] = (True, True)) -> None:
         super().__init__()
         self.tokens, self.places = torch.nn.Embedding(97, 16), torch.nn.Embedding(512, 16)
@@ -133,9 +132,7 @@ def test_softmax_written_out_with_a_finite_mask_is_conditional() -> None:
 
 def test_decoder_with_mask_buffers_is_causal() -> None:
     ids = torch.randint(0, 97, (1, 7))
-    proof = prove(
-        exported(Decoder(), (ids,), 1, 18), tokens={"input_ids": 1}, lengths=[1, 4, 40]
-    )
+    proof = prove(exported(Decoder(), (ids,), 1, 18), tokens={"input_ids": 1}, lengths=[1, 4, 40])
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(next(iter(proof.outputs.values())), np.tri(40, dtype=bool))
 

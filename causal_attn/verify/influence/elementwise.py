@@ -32,6 +32,7 @@ __all__ = [
     "select",
     "subtract",
     "underflow",
+    "with_constants",
 ]
 
 Binary = Callable[..., Array]
@@ -157,17 +158,17 @@ def _with_offsets(
     with np.errstate(all="ignore"):
         low = function(a.low, ends(b)[0])
         high = function(a.high, ends(b)[1])
-    return _offset(result, low, high)
+    return with_constants(result, low, high)
 
 
 def _scaled(result: Tensor, data: Tensor, factor: Tensor, function: Binary) -> Tensor:
     data, factor = _lifted(data, result.rank), _lifted(factor, result.rank)
     with np.errstate(all="ignore"):
         ends = (function(data.low, factor.low), function(data.high, factor.low))
-        return _offset(result, np.minimum(*ends), np.maximum(*ends))
+        return with_constants(result, np.minimum(*ends), np.maximum(*ends))
 
 
-def _offset(result: Tensor, low: Array, high: Array) -> Tensor:
+def with_constants(result: Tensor, low: Array, high: Array) -> Tensor:
     """`result` with constants under its unknown elements; small ones count as data."""
     nothing = np.zeros((), result.dtype)
     with np.errstate(invalid="ignore"):
@@ -382,7 +383,7 @@ def _unary(call: Call) -> list[Tensor]:
     if tensor.high is tensor.low and not tensor.low.any():
         return [result]
     if op == "Neg" and dtype.kind not in "iub":
-        return [_offset(result, -tensor.high, -tensor.low)]
+        return [with_constants(result, -tensor.high, -tensor.low)]
     if op == "Exp":
         return [_exp(call, tensor, result)]
     return [result]

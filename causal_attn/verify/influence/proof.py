@@ -229,19 +229,21 @@ def _notes(
     claim: _Claim, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
 ) -> list[str]:
     notes = []
+    alone = True
     for name, matrix in matrices.items():
         rows = _row_positions(matrix.shape[0], *call)
-        own = np.arange(matrix.shape[1]) == rows[:, None]
         earlier = np.arange(matrix.shape[1]) < rows[:, None]
-        if earlier.any() and not (matrix & earlier).any():
-            only = "only its own position" if (matrix & own).any() else "no position at all"
-            notes.append(f"Each row of {name!r} is reached by {only}: the past does not matter.")
-        elif (earlier & ~matrix).any():
-            seen = (matrix & earlier).sum(1)
+        seen = (matrix & earlier).sum(1)
+        alone &= bool(earlier.any()) and not seen.any()
+        if not matrix.any():
+            notes.append(f"No position reaches {name!r}.")
+        elif seen.any() and (earlier & ~matrix).any() and len(rows) == call[0]:
             notes.append(
-                f"Rows of {name!r} are reached by {seen.min()} to {seen.max()} earlier positions, "
-                "not by all of them: a window."
+                f"Rows of {name!r} are reached by at most {seen.max()} of the positions before "
+                "them, not by all: a window, or rows that do not mix."
             )
+    if alone:
+        notes.append("No output row is reached by an earlier position: the past does not matter.")
     read = {item for node in claim.program.graph.nodes for item in node.inputs}
     for name in (*claim.axes.tokens, *claim.axes.past, *claim.axes.total):
         if name not in read and name not in claim.program.graph.outputs:

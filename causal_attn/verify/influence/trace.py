@@ -71,9 +71,9 @@ def _step(
         at = tuple(i if dim != 1 else 0 for i, dim in zip(element, plane.shape, strict=True))
         return bool(plane[at])
 
-    for source, value in sources.items():
-        if not isinstance(value, Tensor):
-            continue
+    # The way through values reads better than the way through conditions on them.
+    tensors = [(name, value) for name, value in sources.items() if isinstance(value, Tensor)]
+    for source, value in sorted(tensors, key=lambda item: item[1].dtype == bool):
         kept = _plane(value, bit)
         if not kept.any() or not arrives(source, kept):
             continue
