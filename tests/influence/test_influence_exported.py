@@ -23,6 +23,7 @@ def exported(module: Any, inputs: tuple[Any, ...], axis: int, opset: int) -> Mod
         module.eval(), inputs, dynamo=True, opset_version=opset, verbose=False,
         dynamic_shapes=tuple({axis: tokens} for _ in inputs), input_names=names,
     )  # fmt: skip
+    assert program is not None
     return program.model_proto
 
 
@@ -72,7 +73,7 @@ class Block(torch.nn.Module):
         q, k, v = parts.unbind(0)
         scores = q @ k.transpose(-1, -2) / 2.0
         if self.masked:
-            seen = self.bias[:tokens, :tokens]
+            seen = self.get_buffer("bias")[:tokens, :tokens]
             scores = scores.masked_fill(~seen, -math.inf)
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width)
         x = x + self.out(mixed)

@@ -174,8 +174,8 @@ def _evaluate(
         future = np.arange(mode.positions) > rows[:, None]
         leaks[name] = matrices[name] & future
         if not isinstance(frame.values[name], Tensor):
-            # Nothing is known of its rows, not even how many: any doubt counts as a leak.
-            leaks[name] = matrices[name] | doubtful[name].any()
+            # Nothing is known of its rows, not even how many: never surely causal or leaking.
+            leaks[name] = np.full_like(matrices[name], not optimistic)
     return _Findings(frame, matrices, doubtful, leaks)
 
 
