@@ -1,0 +1,41 @@
+"""The influence proof: which input position can reach which output position, for any ONNX graph.
+
+::
+
+    tensor      what is known of a tensor: shape, bits, values, as planes
+    graph       a graph read from its protobuf; weights stay unread
+    program     graph, functions and operator versions of a model
+    registry    rules by operator, and what a rule is given
+    elementwise, movement, shapes, indexing, reductions, softmax, products, quantize,
+    convolution, recurrent, attention, contrib_attention, control    the rules
+    evaluate    nodes in order, bodies entered, doubts marked
+    feed        inputs of one call
+    trace       the path of a leak
+    proof       lengths, masks read strictly and leniently, the verdict
+
+Everything below `proof` is pure: no rule keeps state, and what is seen on the way is kept in the
+`Mode` of one evaluation.
+"""
+
+from __future__ import annotations
+
+from causal_attn.verify.influence import (  # noqa: F401  importing a module registers its rules
+    attention,
+    contrib_attention,
+    control,
+    convolution,
+    elementwise,
+    indexing,
+    movement,
+    products,
+    quantize,
+    recurrent,
+    reductions,
+    shapes,
+    softmax,
+)
+from causal_attn.verify.influence.feed import Known, ones, positions
+from causal_attn.verify.influence.proof import LENGTHS, prove
+from causal_attn.verify.influence.result import Leak, Proof
+
+__all__ = ["LENGTHS", "Known", "Leak", "Proof", "ones", "positions", "prove"]

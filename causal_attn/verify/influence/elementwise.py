@@ -1,0 +1,423 @@
+"""Arithmetic, logic and comparison: bits join, known values are computed, masks are kept.
+
+A known infinity that is added, and a known zero that multiplies, decide the result whatever the
+data is. That is true of finite data only: NaN or infinity in the data passes a zero weight
+(``0 * NaN``), and the proof says nothing about such inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from causal_attn.verify.influence.graph import numpy_dtype
+from causal_attn.verify.influence.registry import MICROSOFT, Call, rule
+from causal_attn.verify.influence.tensor import (
+    SMALLEST_OFFSET,
+    Array,
+    Tensor,
+    lift,
+    make,
+)
+
+__all__ = [
+    "add",
+    "cast",
+    "divide",
+    "merge",
+    "multiply",
+    "opaque",
+    "select",
+    "subtract",
+    "underflow",
+    "with_constants",
+]
+
+Binary = Callable[..., Array]
+Absorb = Callable[[Tensor, Tensor], tuple[Array, Array]]
+
+
+def underflow(dtype: np.dtype[np.generic]) -> float:
+    """How far below zero ``exp`` is exactly zero in `dtype`.
+
+    ``ln(2**-150)`` is -103.98 for float32 and ``ln(2**-1075)`` is -745.2 for float64. Kernels
+    compute float16 and bfloat16 in float32, so they have the figure of float32.
+    """
+    return 746.0 if dtype == np.float64 else 104.0
+
+
+def opaque(tensors: list[Tensor], dtype: np.dtype[np.generic] | None = None) -> Tensor:
+    """An elementwise function of broadcast tensors of which nothing more is known."""
+    shape = _broadcast([tensor.shape for tensor in tensors])
+    rank = len(shape)
+    dtype = dtype or tensors[0].dtype
+    bits = [lift(plane, rank) for plane in tensors[0].bits]
+    for tensor in tensors[1:]:
+        bits = [a | lift(b, rank) for a, b in zip(bits, tensor.bits, strict=True)]
+    return make(shape, dtype, bits, np.zeros((), bool), np.zeros((), dtype))
+
+
+def merge(a: Tensor, b: Tensor, function: Binary, absorb: Absorb | None = None) -> Tensor:
+    """A function of two tensors: computed where both are known or where one of them decides."""
+    shape = _broadcast([a.shape, b.shape])
+    rank = len(shape)
+    a, b = _lifted(a, rank), _lifted(b, rank)
+    with np.errstate(all="ignore"):
+        low = np.asarray(function(a.low, b.low))
+    known = a.known & b.known
+    bits = [x | y for x, y in zip(a.bits, b.bits, strict=True)]
+    if absorb is not None:
+        decided, value = absorb(a, b)
+        decided = decided & ~known
+        if decided.any():
+            low = np.where(decided, value.astype(low.dtype), low)
+            known = known | decided
+    low = np.where(known, low, np.zeros((), low.dtype))
+    return make(shape, low.dtype, bits, known, low)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """Sum; a known infinity decides, a known number becomes the constant under the data."""
+    return _with_offsets(merge(a, b, np.add, _infinite), a, b, np.add, _same)
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    """Difference; see `add`."""
+    return _with_offsets(merge(a, b, np.subtract, _minus_infinite), a, b, np.subtract, _swapped)
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Product; a known zero decides."""
+    product = merge(a, b, np.multiply, _zero_factor)
+    for scaled, factor in ((a, b), (b, a)):
+        if scaled.low.any() and not scaled.known.all() and factor.known.all():
+            return _scaled(product, scaled, factor, np.multiply)
+    return product
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """Quotient; a known zero over data is zero."""
+    integer = a.dtype.kind in "iu"
+    quotient = merge(a, b, _truncated if integer else np.divide, _zero_numerator)
+    if a.low.any() and not a.known.all() and b.known.all() and not integer:
+        return _scaled(quotient, a, b, np.divide)
+    return quotient
+
+
+def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where the condition holds, else ``b``; a known condition takes one side only."""
+    shape = _broadcast([condition.shape, a.shape, b.shape])
+    rank = len(shape)
+    c, a, b = (_lifted(tensor, rank) for tensor in (condition, a, b))
+    truth = c.low.astype(bool)
+    equal = a.known & b.known & (a.low == b.low)
+    known = np.where(c.known, np.where(truth, a.known, b.known), equal)
+    low = np.where(c.known, np.where(truth, a.low, b.low), np.minimum(a.low, b.low))
+    high = np.where(c.known, np.where(truth, a.high, b.high), np.maximum(a.high, b.high))
+    bits = [
+        np.where(c.known, np.where(truth, x, y), x | y | z)
+        for x, y, z in zip(a.bits, b.bits, c.bits, strict=True)
+    ]
+    return make(shape, a.dtype, bits, known, low, high)
+
+
+def cast(tensor: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
+    """Conversion; a mask constant that overflows becomes infinite, as it does at run time."""
+    with np.errstate(all="ignore"):
+        low = tensor.low.astype(dtype)
+        high = low if tensor.high is tensor.low else tensor.high.astype(dtype)
+    return make(tensor.shape, dtype, tensor.bits, tensor.known, low, high)
+
+
+def _lifted(tensor: Tensor, rank: int) -> Tensor:
+    if tensor.rank == rank:
+        return tensor
+    low = lift(tensor.low, rank)
+    return Tensor(
+        (1,) * (rank - tensor.rank) + tensor.shape,
+        tensor.dtype,
+        tuple(lift(plane, rank) for plane in tensor.bits),
+        lift(tensor.known, rank),
+        low,
+        low if tensor.high is tensor.low else lift(tensor.high, rank),
+    )
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return np.broadcast_shapes(*shapes)
+
+
+def _with_offsets(
+    result: Tensor, a: Tensor, b: Tensor, function: Binary, ends: Callable[[Tensor], list[Array]]
+) -> Tensor:
+    if not (a.low.any() or b.low.any()) or result.known.all() or result.dtype.kind in "iub":
+        return result
+    a, b = _lifted(a, result.rank), _lifted(b, result.rank)
+    with np.errstate(all="ignore"):
+        low = function(a.low, ends(b)[0])
+        high = function(a.high, ends(b)[1])
+    return with_constants(result, low, high)
+
+
+def _scaled(result: Tensor, data: Tensor, factor: Tensor, function: Binary) -> Tensor:
+    data, factor = _lifted(data, result.rank), _lifted(factor, result.rank)
+    with np.errstate(all="ignore"):
+        ends = (function(data.low, factor.low), function(data.high, factor.low))
+        return with_constants(result, np.minimum(*ends), np.maximum(*ends))
+
+
+def with_constants(result: Tensor, low: Array, high: Array) -> Tensor:
+    """`result` with constants under its unknown elements; small ones count as data."""
+    nothing = np.zeros((), result.dtype)
+    with np.errstate(invalid="ignore"):
+        low = np.where(np.abs(low) < SMALLEST_OFFSET, nothing, low)
+        high = np.where(np.abs(high) < SMALLEST_OFFSET, nothing, high)
+    low = np.where(np.isnan(low), -np.inf, low)
+    high = np.where(np.isnan(high), np.inf, high)
+    low = np.where(result.known, result.low, low)
+    high = np.where(result.known, result.low, high)
+    return make(result.shape, result.dtype, result.bits, result.known, low, high)
+
+
+def _same(b: Tensor) -> list[Array]:
+    return [b.low, b.high]
+
+
+def _swapped(b: Tensor) -> list[Array]:
+    return [b.high, b.low]
+
+
+def _infinite(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+    a_decides, b_decides = a.known & _isinf(a.low), b.known & _isinf(b.low)
+    return a_decides | b_decides, np.where(a_decides, a.low, b.low)
+
+
+def _minus_infinite(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+    a_decides, b_decides = a.known & _isinf(a.low), b.known & _isinf(b.low)
+    if b.dtype.kind in "iub":
+        return a_decides, a.low
+    return a_decides | b_decides, np.where(a_decides, a.low, -b.low)
+
+
+def _zero_factor(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+    return a.zero | b.zero, np.zeros((), a.dtype)
+
+
+def _zero_numerator(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+    return a.zero | (b.known & _isinf(b.low)), np.zeros((), a.dtype)
+
+
+def _isinf(values: Array) -> Array:
+    return np.isinf(values) if values.dtype.kind not in "iub" else np.zeros((), bool)
+
+
+def _truncated(a: Array, b: Array) -> Array:
+    # ONNX divides integers towards zero, numpy towards minus infinity.
+    safe = np.where(b == 0, np.ones((), b.dtype), b)
+    quotient: Array = (np.abs(a) // np.abs(safe) * np.sign(a) * np.sign(safe)).astype(a.dtype)
+    return quotient
+
+
+def _fold(call: Call, function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+    result = call.tensor(0)
+    for index in range(1, len(call.inputs)):
+        result = function(result, call.tensor(index))
+    return [result]
+
+
+@rule("Add", "Sum")
+def _add(call: Call) -> list[Tensor]:
+    return _fold(call, add)
+
+
+@rule("Sub")
+def _sub(call: Call) -> list[Tensor]:
+    return [subtract(call.tensor(0), call.tensor(1))]
+
+
+@rule("Mul")
+def _mul(call: Call) -> list[Tensor]:
+    return [multiply(call.tensor(0), call.tensor(1))]
+
+
+@rule("Div")
+def _div(call: Call) -> list[Tensor]:
+    return [divide(call.tensor(0), call.tensor(1))]
+
+
+@rule("Mean")
+def _mean(call: Call) -> list[Tensor]:
+    (total,) = _fold(call, add)
+    return [divide(total, call.constant(len(call.inputs), total.dtype))]
+
+
+@rule("Where")
+def _where(call: Call) -> list[Tensor]:
+    return [select(call.tensor(0), call.tensor(1), call.tensor(2))]
+
+
+@rule("Cast")
+def _cast(call: Call) -> list[Tensor]:
+    return [cast(call.tensor(0), numpy_dtype(call.attr("to")))]
+
+
+@rule("CastLike")
+def _cast_like(call: Call) -> list[Tensor]:
+    return [cast(call.tensor(0), call.tensor(1).dtype)]
+
+
+def _either(value: bool) -> Absorb:
+    def absorb(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+        decides = (a.known & (a.low == value)) | (b.known & (b.low == value))
+        return decides, np.full((), value)
+
+    return absorb
+
+
+def _extreme(sign: float) -> Absorb:
+    def absorb(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+        if a.dtype.kind in "iub":
+            return np.zeros((), bool), np.zeros((), a.dtype)
+        decides = (a.known & (a.low == sign * np.inf)) | (b.known & (b.low == sign * np.inf))
+        return decides, np.full((), sign * np.inf, a.dtype)
+
+    return absorb
+
+
+def _power(a: Tensor, b: Tensor) -> tuple[Array, Array]:
+    return b.zero, np.ones((), a.dtype)
+
+
+def _shift(call: Call) -> Binary:
+    return np.left_shift if call.attr("direction") == "LEFT" else np.right_shift
+
+
+_BINARY: dict[str, tuple[Binary, Absorb | None]] = {
+    "And": (np.logical_and, _either(False)),
+    "Or": (np.logical_or, _either(True)),
+    "Xor": (np.logical_xor, None),
+    "BitwiseAnd": (np.bitwise_and, lambda a, b: (a.zero | b.zero, np.zeros((), a.dtype))),
+    "BitwiseOr": (np.bitwise_or, None),
+    "BitwiseXor": (np.bitwise_xor, None),
+    "Equal": (np.equal, None),
+    "Greater": (np.greater, None),
+    "GreaterOrEqual": (np.greater_equal, None),
+    "Less": (np.less, None),
+    "LessOrEqual": (np.less_equal, None),
+    "Max": (np.maximum, _extreme(1.0)),
+    "Min": (np.minimum, _extreme(-1.0)),
+    "Pow": (lambda a, b: np.power(a, b.astype(a.dtype)), _power),
+}
+
+
+@rule(*_BINARY)
+def _binary(call: Call) -> list[Tensor]:
+    function, absorb = _BINARY[call.node.op]
+    return _fold(call, lambda a, b: merge(a, b, function, absorb))
+
+
+@rule("Mod")
+def _mod(call: Call) -> list[Tensor]:
+    function = np.fmod if call.attr("fmod", 0) else np.mod
+    return [merge(call.tensor(0), call.tensor(1), function)]
+
+
+@rule("BitShift")
+def _bit_shift(call: Call) -> list[Tensor]:
+    return [merge(call.tensor(0), call.tensor(1), _shift(call))]
+
+
+def _erf(values: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(values.astype(np.float64)))
+
+
+def _sigmoid(values: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-values))
+    return result
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "Abs": np.abs,
+    "Acos": np.arccos,
+    "Asin": np.arcsin,
+    "Atan": np.arctan,
+    "Atanh": np.arctanh,
+    "BitwiseNot": np.invert,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Cosh": np.cosh,
+    "Erf": _erf,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "IsInf": np.isinf,
+    "IsNaN": np.isnan,
+    "Log": np.log,
+    "Neg": np.negative,
+    "Not": np.logical_not,
+    "Reciprocal": np.reciprocal,
+    "Relu": lambda values: np.maximum(values, np.zeros((), values.dtype)),
+    "Round": np.rint,
+    "Sigmoid": _sigmoid,
+    "Sign": np.sign,
+    "Sin": np.sin,
+    "Sinh": np.sinh,
+    "Softplus": lambda values: np.logaddexp(values, 0),
+    "Sqrt": np.sqrt,
+    "Tan": np.tan,
+    "Tanh": np.tanh,
+}
+_TO_BOOL = {"IsInf", "IsNaN", "Not"}
+
+
+@rule(*_UNARY)
+def _unary(call: Call) -> list[Tensor]:
+    tensor = call.tensor(0)
+    op = call.node.op
+    dtype = np.dtype(bool) if op in _TO_BOOL else tensor.dtype
+    with np.errstate(all="ignore"):
+        low = np.asarray(_UNARY[op](tensor.low)).astype(dtype)
+    low = np.where(tensor.known, low, np.zeros((), dtype))
+    result = make(tensor.shape, dtype, tensor.bits, tensor.known, low)
+    if tensor.high is tensor.low and not tensor.low.any():
+        return [result]
+    if op == "Neg" and dtype.kind not in "iub":
+        return [with_constants(result, -tensor.high, -tensor.low)]
+    if op == "Exp":
+        return [_exp(call, tensor, result)]
+    return [result]
+
+
+def _exp(call: Call, tensor: Tensor, result: Tensor) -> Tensor:
+    """``exp(data - 1e4)`` is zero where the gap hides; the data is a difference of scores."""
+    gap = np.where(tensor.known, -np.inf, -tensor.high.astype(np.float64))
+    hidden = call.mode.hides(gap, 2, underflow(tensor.dtype))
+    return make(result.shape, result.dtype, result.bits, result.known | hidden, result.low)
+
+
+@rule("Clip")
+def _clip(call: Call) -> list[Tensor]:
+    tensor = call.tensor(0)
+    for index, name, function in ((1, "min", np.maximum), (2, "max", np.minimum)):
+        bound = call.optional(index)
+        if bound is None and call.attr(name) is not None:
+            bound = call.constant(call.attr(name), tensor.dtype)
+        if bound is not None:
+            tensor = merge(tensor, bound, function)
+    return [tensor]
+
+
+@rule(
+    "Acosh", "Asinh", "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish",
+    "Selu", "Shrink", "Softsign", "Swish", "ThresholdedRelu", "PRelu", "Bernoulli",
+)  # fmt: skip
+@rule("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "ScaledSiLU", domain=MICROSOFT)
+def _activation(call: Call) -> list[Tensor]:
+    inputs = [call.tensor(index) for index in range(len(call.inputs)) if call.has(index)]
+    return [opaque(inputs)]
+
+
+@rule("BiasAdd", domain=MICROSOFT)
+def _bias_add(call: Call) -> list[Tensor]:
+    return _fold(call, add)

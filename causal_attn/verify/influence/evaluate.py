@@ -1,0 +1,283 @@
+"""Evaluate a graph on abstract tensors, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto
+from onnx.reference import ReferenceEvaluator
+
+from causal_attn.errors import PackageError
+from causal_attn.verify.influence.graph import Graph, Node, Reference
+from causal_attn.verify.influence.program import Function, Program
+from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
+from causal_attn.verify.influence.tensor import (
+    Sequenced,
+    Tensor,
+    Unshaped,
+    Value,
+    broadcast_words,
+    constant,
+    join_words,
+    unknown,
+)
+
+__all__ = ["Frame", "names_read"]
+
+_MOST_FOLDED = 1 << 22
+"""Elements of known inputs above which an operator is not computed outright."""
+
+
+class Frame:
+    """The values of one graph while it is evaluated; a body's frame sees the one around it."""
+
+    def __init__(
+        self,
+        program: Program,
+        mode: Mode,
+        *,
+        values: Mapping[str, Value],
+        dims: Mapping[str, int],
+        outer: Frame | None = None,
+        opsets: Mapping[str, int] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the frame of a graph.
+
+        Args:
+            program: The model.
+            mode: How masks are read.
+            values: Values by name, to begin with.
+            dims: Sizes of the model's named dims, for operators without a rule.
+            outer: The frame around a body.
+            opsets: Versions by domain; those of the model unless it is a function's body.
+            attributes: Attributes of the node that calls the function.
+        """
+        self.program = program
+        self.mode = mode
+        self.values: dict[str, Value] = dict(values)
+        self.dims = dims
+        self.outer = outer
+        self.opsets = opsets if opsets is not None else program.opsets
+        self.attributes = attributes or {}
+
+    def lookup(self, name: str) -> Value:
+        """The value of a name, here or around.
+
+        Raises:
+            PackageError: No node writes it.
+        """
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.values:
+                return frame.values[name]
+            frame = frame.outer
+        raise PackageError(f"Every name must be written before it is read, got {name!r}.")
+
+    def run(self, graph: Graph) -> list[Value]:
+        """Evaluate every node; the values of the outputs."""
+        for name, stored in graph.stored.items():
+            if name not in self.values:
+                self.values[name] = stored.tensor(self.mode.words)
+        for node in graph.nodes:
+            inputs = [self.lookup(name) if name else None for name in node.inputs]
+            outputs = self.evaluate(node, inputs, graph)
+            for name, value in zip(node.outputs, outputs, strict=False):
+                if name:
+                    self.values[name] = value
+        return [self.lookup(name) for name in graph.outputs]
+
+    def body(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
+        """Evaluate a subgraph of a node in this frame."""
+        frame = self._inner(dict(zip(graph.inputs, inputs, strict=False)))
+        return frame.run(graph)
+
+    def overridden(self, values: Mapping[str, Value]) -> Frame:
+        """This frame with other values under some names."""
+        return self._inner(values)
+
+    def _inner(self, values: Mapping[str, Value]) -> Frame:
+        return Frame(
+            self.program, self.mode, values=values, dims=self.dims, outer=self,
+            opsets=self.opsets, attributes=self.attributes,
+        )  # fmt: skip
+
+    def evaluate(
+        self, node: Node, inputs: Sequence[Value | None], graph: Graph | None = None
+    ) -> Sequence[Value]:
+        """The outputs of a node; joins everything and says so where no rule applies."""
+        attributes = self._resolved(node)
+        opset = self.opsets.get(node.domain, 1)
+        call = Call(node, list(inputs), opset, self, attributes)
+        if any(isinstance(value, Unshaped) for value in inputs):
+            return self._joined(call, None, graph)
+        try:
+            function = self.program.functions.get((node.domain, node.op))
+            if function is not None:
+                return self._call(function, node, inputs, attributes)
+            return self._ruled(call, graph)
+        except DataDependent as reason:
+            return self._joined(call, f"{node}: {reason}", graph)
+        except (ValueError, IndexError, KeyError, TypeError, ArithmeticError) as error:
+            # A node whose inputs do not fit together: nothing can be said of it.
+            return self._joined(call, f"{node}: its inputs do not fit ({error})", graph)
+
+    def _ruled(self, call: Call, graph: Graph | None) -> Sequence[Value]:
+        node = call.node
+        key = (node.domain, node.op)
+        rule = RULES.get(key)
+        if (rule is None or key in FOLDED) and (folded := self._folded(call)) is not None:
+            return folded
+        if rule is not None:
+            return rule(call)
+        if node.domain == "" and not any(isinstance(v, Sequenced) for v in call.inputs):
+            tensors = [value if isinstance(value, Tensor) else None for value in call.inputs]
+            proto = self._proto(call)
+            definition = self.program.definition(proto, call.opset, tensors)
+            if definition is not None:
+                return self._call(definition, node, call.inputs, call.attributes)
+        return self._joined(call, f"{node}: no rule for this operator", graph)
+
+    def _call(
+        self,
+        function: Function,
+        node: Node,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, Any],
+    ) -> list[Value]:
+        given = {
+            name: value
+            for name, value in zip(function.body.inputs, inputs, strict=False)
+            if value is not None
+        }
+        defaults = function.defaults.attributes if function.defaults is not None else {}
+        frame = Frame(
+            self.program, self.mode, values=given, dims={},
+            opsets=function.opsets, attributes={**defaults, **attributes},
+        )  # fmt: skip
+        wanted = len(node.outputs)
+        body = function.body
+        if wanted < len(body.outputs):
+            body = Graph(body.name, body.inputs, body.outputs[:wanted], body.nodes, body.stored)
+        return frame.run(body)
+
+    def _resolved(self, node: Node) -> dict[str, Any]:
+        resolved = {}
+        for name, value in node.attributes.items():
+            if isinstance(value, Reference):
+                if value.name in self.attributes:
+                    resolved[name] = self.attributes[value.name]
+            else:
+                resolved[name] = value
+        return resolved
+
+    def _proto(self, call: Call) -> NodeProto:
+        """The node with the attributes of the function around it filled in."""
+        references = [item for item in call.node.proto.attribute if item.ref_attr_name]
+        if not references:
+            return call.node.proto
+        proto = NodeProto()
+        proto.CopyFrom(call.node.proto)
+        for item in references:
+            proto.attribute.remove(item)
+            if item.name in call.attributes:
+                value = call.attributes[item.name]
+                proto.attribute.append(onnx.helper.make_attribute(item.name, value))
+        return proto
+
+    def _folded(self, call: Call) -> list[Value] | None:
+        """Outputs computed outright, where every input is known."""
+        node = call.node
+        if node.domain:
+            return None
+        feeds = {}
+        total = 0
+        for name, tensor in zip(node.inputs, call.inputs, strict=True):
+            if tensor is None:
+                continue
+            value = tensor.value if isinstance(tensor, Tensor) else None
+            if value is None:
+                return None
+            total += value.size
+            feeds[name] = value
+        if total > _MOST_FOLDED or any(isinstance(v, Graph) for v in call.attributes.values()):
+            return None
+        infos = [
+            onnx.helper.make_tensor_value_info(
+                name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), list(value.shape)
+            )
+            for name, value in feeds.items()
+        ]
+        results = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
+        graph = onnx.helper.make_graph([self._proto(call)], "fold", infos, results)
+        imports = [onnx.helper.make_opsetid("", call.opset)]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        try:
+            with np.errstate(all="ignore"):
+                outputs = ReferenceEvaluator(model).run(None, feeds)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return None
+        values = iter(outputs)
+        arrays = [np.asarray(next(values)) if name else np.zeros(()) for name in node.outputs]
+        return [constant(array, self.mode.words) for array in arrays]
+
+    def _joined(self, call: Call, reason: str | None, graph: Graph | None) -> list[Value]:
+        """Outputs that everything in the inputs reaches, marked with the cause of doubt."""
+        words = [0] * self.mode.words
+        for name in names_read(call.node):
+            for index, word in enumerate(join_words(self.lookup_or(name, call))):
+                words[index] |= word
+        if self.mode.optimistic:
+            # Also behind such a node: without shapes, what joins there is not known to join.
+            words = [word & mask for word, mask in zip(words, self._doubt_words(), strict=True)]
+        if reason is not None:
+            bit = self.mode.doubt(reason)
+            words[bit // 64] |= 1 << (bit % 64)
+        return [self._shaped(name, words, call, graph) for name in call.node.outputs]
+
+    def lookup_or(self, name: str, call: Call) -> Value:
+        """The value given to the call under `name`, else the one in the frame."""
+        for given, value in zip(call.node.inputs, call.inputs, strict=False):
+            if given == name and value is not None:
+                return value
+        return self.lookup(name)
+
+    def _doubt_words(self) -> list[int]:
+        masks = [0] * self.mode.words
+        for bit in range(self.mode.positions, 64 * self.mode.words):
+            masks[bit // 64] |= 1 << (bit % 64)
+        return masks
+
+    def _shaped(self, name: str, words: list[int], call: Call, graph: Graph | None) -> Value:
+        declared = graph.shapes.get(name) if graph is not None else None
+        if declared is None or graph is None:
+            return Unshaped(tuple(words))
+        shape = [self.dims.get(dim, -1) if isinstance(dim, str) else dim for dim in declared]
+        if any(dim < 0 for dim in shape):
+            return Unshaped(tuple(words))
+        tensors = [value for value in call.inputs if isinstance(value, Tensor)]
+        fallback = tensors[0].dtype if tensors else np.dtype(np.float32)
+        dtype = graph.dtypes.get(name, fallback)
+        return unknown(shape, dtype, broadcast_words(tuple(words), len(shape)))
+
+
+def names_read(node: Node) -> list[str]:
+    """Names a node reads: its inputs, and what its bodies take from around them."""
+    names = [name for name in node.inputs if name]
+    for value in node.attributes.values():
+        if isinstance(value, Graph):
+            names.extend(name for name in _free(value) if name not in names)
+    return names
+
+
+def _free(graph: Graph) -> Iterator[str]:
+    bound = {*graph.inputs, *graph.stored}
+    for node in graph.nodes:
+        for name in names_read(node):
+            if name not in bound:
+                yield name
+        bound.update(node.outputs)
+    yield from (name for name in graph.outputs if name not in bound)

@@ -1,0 +1,149 @@
+"""Abstract inputs of a call: which axis holds tokens, how many, and which values are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.errors import InputError
+from causal_attn.verify.influence.dims import evaluate_dim
+from causal_attn.verify.influence.graph import Graph
+from causal_attn.verify.influence.tensor import Array, Tensor, constant, no_bits, unknown
+
+__all__ = ["Axes", "Known", "Values", "bind", "feed", "ones", "positions"]
+
+Values = Callable[[tuple[int, ...], int, int], NDArray[Any]]
+"""``(shape, token axis or -1, past) -> values`` of an input whose values are fixed."""
+
+Known = Values | NDArray[Any] | float | int | bool
+
+
+def ones(shape: tuple[int, ...], axis: int, past: int) -> NDArray[Any]:
+    """An attention mask without padding."""
+    return np.ones(shape, np.int64)
+
+
+def positions(shape: tuple[int, ...], axis: int, past: int) -> NDArray[Any]:
+    """Position ids of new tokens that follow the past: ``past, past + 1, …`` along the axis."""
+    dims = [shape[axis] if at == axis % len(shape) else 1 for at in range(len(shape))]
+    return np.broadcast_to(np.arange(past, past + shape[axis]).reshape(dims), shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Token axes of the inputs.
+
+    Attributes:
+        tokens: Inputs of new tokens, ``name -> axis``.
+        past: Inputs that hold the past alone.
+        total: Inputs that hold the past and the new tokens after it.
+    """
+
+    tokens: Mapping[str, int]
+    past: Mapping[str, int] = field(default_factory=dict)
+    total: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, name: str) -> tuple[str, int] | None:
+        """``("tokens" | "past" | "total", axis)`` of an input, or ``None``."""
+        for kind, axes in (("tokens", self.tokens), ("past", self.past), ("total", self.total)):
+            if name in axes:
+                return kind, axes[name]
+        return None
+
+
+def bind(
+    graph: Graph, axes: Axes, tokens: int, past: int, dims: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Sizes of the graph's named dims in a call, or ``None`` where fixed sizes rule it out."""
+    sizes = {"tokens": tokens, "past": past, "total": past + tokens}
+    bound = dict(dims)
+    for name in graph.inputs:
+        if (role := axes.of(name)) is None:
+            continue
+        dim = graph.shapes[name][role[1]]
+        size = sizes[role[0]]
+        if isinstance(dim, int):
+            if dim != size:
+                return None
+        elif dim:
+            bound[dim] = size
+    for shape in graph.shapes.values():
+        for dim in shape:
+            if isinstance(dim, str) and dim.isidentifier():
+                bound.setdefault(dim, 1)
+    for shape in graph.shapes.values():
+        for dim in shape:
+            if isinstance(dim, str) and dim and dim not in bound:
+                size_of = evaluate_dim(dim, bound)
+                if size_of is not None:
+                    bound[dim] = size_of
+    return bound
+
+
+def feed(
+    graph: Graph,
+    axes: Axes,
+    tokens: int,
+    past: int,
+    bound: Mapping[str, int],
+    known: Mapping[str, Known],
+    words: int,
+) -> dict[str, Tensor]:
+    """Every graph input as an abstract tensor.
+
+    Raises:
+        InputError: A value in `known` has another shape than the input has in this call.
+    """
+    tensors = {}
+    for name in graph.inputs:
+        if name in graph.stored and axes.of(name) is None and name not in known:
+            continue
+        role = axes.of(name)
+        shape = []
+        for at, dim in enumerate(graph.shapes.get(name, ())):
+            if role is not None and at == role[1] % len(graph.shapes[name]):
+                sizes = {"tokens": tokens, "past": past, "total": past + tokens}
+                shape.append(sizes[role[0]])
+            elif isinstance(dim, str):
+                shape.append(bound.get(dim, 1))
+            else:
+                shape.append(dim)
+        dtype = graph.dtypes.get(name, np.dtype(np.float32))
+        if name in known:
+            values = _values(name, known[name], tuple(shape), role, past)
+            tensors[name] = constant(values.astype(dtype), words)
+        elif role is None:
+            tensors[name] = unknown(shape, dtype, no_bits(len(shape), words))
+        else:
+            first = past if role[0] == "tokens" else 0
+            axis = role[1] % len(shape)
+            bits = _one_each(shape[axis], first, words, len(shape), axis)
+            tensors[name] = unknown(shape, dtype, bits)
+    return tensors
+
+
+def _values(
+    name: str, given: Known, shape: tuple[int, ...], role: tuple[str, int] | None, past: int
+) -> Array:
+    values = np.asarray(given(shape, role[1] if role else -1, past) if callable(given) else given)
+    try:
+        return np.broadcast_to(values, shape)
+    except ValueError:
+        raise InputError(
+            f"`known[{name!r}]` must broadcast to the input's shape {list(shape)}, got "
+            f"{list(values.shape)}. Give a function of the shape to follow the lengths examined."
+        ) from None
+
+
+def _one_each(size: int, first: int, words: int, rank: int, axis: int) -> list[Array]:
+    places = np.arange(first, first + size, dtype=np.uint64)
+    dims = [size if at == axis else 1 for at in range(rank)]
+    one, width = np.uint64(1), np.uint64(64)
+    return [
+        np.where(places // width == word, one << (places % width), np.uint64(0)).reshape(dims)
+        for word in range(words)
+    ]

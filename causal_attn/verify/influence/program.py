@@ -1,0 +1,135 @@
+"""A model read for the proof: its graph, its functions, the versions of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
+
+from causal_attn.errors import PackageError
+from causal_attn.verify.influence.graph import Graph, Node, read_graph, read_nodes
+from causal_attn.verify.influence.tensor import Tensor
+
+__all__ = ["Function", "Program", "read_program"]
+
+
+@dataclass(slots=True)
+class Function:
+    """A function of the model, or the definition of an operator by others."""
+
+    body: Graph
+    opsets: dict[str, int]
+    defaults: Node | None = None
+
+
+@dataclass(slots=True)
+class Program:
+    """Everything about a model that is the same at every length."""
+
+    graph: Graph
+    opsets: dict[str, int]
+    functions: dict[tuple[str, str], Function]
+    definitions: dict[tuple[str, bytes, tuple[bytes, ...]], Function | None] = field(
+        default_factory=dict
+    )
+
+    def definition(
+        self, proto: NodeProto, opset: int, inputs: Sequence[Tensor | None]
+    ) -> Function | None:
+        """How the ONNX standard defines an operator by others, if it does."""
+        types = tuple(_type(tensor) for tensor in inputs)
+        key = (f"{proto.op_type}@{opset}", proto.SerializeToString(), types)
+        if key not in self.definitions:
+            self.definitions[key] = _definition(proto, opset, types)
+        return self.definitions[key]
+
+
+def read_program(model: ModelProto, base_dir: Path | None) -> Program:
+    """Read a model.
+
+    Raises:
+        PackageError: It has no graph, its nodes are not in order, or its external data is missing.
+    """
+    if not model.HasField("graph") or not model.graph.output:
+        raise PackageError("The model must have a graph with outputs, got one without.")
+    graph = read_graph(model.graph, base_dir)
+    _check_order(graph)
+    functions = {
+        (_domain(proto.domain), proto.name): _function(proto, base_dir)
+        for proto in model.functions
+    }
+    return Program(graph, _opsets(model.opset_import), functions)
+
+
+def _opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {_domain(item.domain): item.version for item in imports}
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _function(proto: FunctionProto, base_dir: Path | None) -> Function:
+    body = Graph(
+        name=proto.name,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        nodes=read_nodes(proto.node, base_dir),
+        stored={},
+    )
+    defaults = onnx.helper.make_node(proto.name, [], [])
+    defaults.attribute.extend(proto.attribute_proto)
+    return Function(body, _opsets(proto.opset_import), read_nodes([defaults], base_dir)[0])
+
+
+def _check_order(graph: Graph) -> None:
+    ready = {"", *graph.inputs, *graph.stored}
+    for node in graph.nodes:
+        if missing := [name for name in node.inputs if name not in ready]:
+            raise PackageError(
+                f"The model's nodes must come after what they read, got {node} before "
+                f"{missing[0]!r}. Sort the graph, or repair it: nothing may write {missing[0]!r}."
+            )
+        ready.update(node.outputs)
+    if absent := [name for name in graph.outputs if name not in ready]:
+        raise PackageError(f"Every output must be written by a node, got none for {absent}.")
+
+
+def _type(tensor: Tensor | None) -> bytes:
+    if tensor is None:
+        return bytes(TypeProto().SerializeToString())
+    number = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    made = onnx.helper.make_tensor_type_proto(number, tensor.shape)
+    return bytes(made.SerializeToString())
+
+
+def _definition(node: NodeProto, opset: int, types: tuple[bytes, ...]) -> Function | None:
+    try:
+        # Typed as Any: the stubs of onnx 1.23 lack the methods that give function bodies.
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    proto = FunctionProto()
+    if versions := [at for at in schema.function_opset_versions if at <= opset]:
+        proto.ParseFromString(schema.get_function_with_opset_version(max(versions)))
+    elif versions := [
+        at for at in schema.context_dependent_function_opset_versions if at <= opset
+    ]:
+        proto.ParseFromString(
+            schema.get_context_dependent_function_with_opset_version(
+                max(versions), node.SerializeToString(), list(types)
+            )
+        )
+    if not proto.node:
+        return None
+    function = _function(proto, None)
+    defaults = onnx.helper.make_node(node.op_type, [], [])
+    defaults.attribute.extend(
+        item.default_value for item in schema.attributes.values() if item.default_value.name
+    )
+    function.defaults = read_nodes([defaults], None)[0]
+    return function

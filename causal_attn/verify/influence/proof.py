@@ -1,0 +1,330 @@
+"""Prove that a graph is causal, or find the position of the future that reaches an output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from causal_attn.certificate import Verdict
+from causal_attn.errors import InputError
+from causal_attn.verify.influence.evaluate import Frame
+from causal_attn.verify.influence.feed import Axes, Known, bind, feed
+from causal_attn.verify.influence.program import Program, read_program
+from causal_attn.verify.influence.registry import Mode
+from causal_attn.verify.influence.result import Leak, Proof
+from causal_attn.verify.influence.tensor import Tensor, Value, join_words
+from causal_attn.verify.influence.trace import trace
+
+__all__ = ["LENGTHS", "prove"]
+
+LENGTHS = (1, 2, 3, 5, 8, 33)
+"""Lengths examined unless told otherwise: one token, both parities, past small block sizes."""
+
+_RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
+"""Gaps that hide, tried from the widest: lowest float32, lowest float16, -1e4, -1e3, less."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """One evaluation of one call."""
+
+    frame: Frame
+    matrices: dict[str, NDArray[np.bool_]]
+    doubtful: dict[str, NDArray[np.bool_]]
+    leaks: dict[str, NDArray[np.bool_]]
+
+    @property
+    def causal(self) -> bool:
+        return not any(leak.any() for leak in self.leaks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is to be proved of a program."""
+
+    program: Program
+    axes: Axes
+    outputs: Mapping[str, int]
+    dims: Mapping[str, int]
+    known: Mapping[str, Known]
+
+
+def prove(
+    model: ModelProto,
+    *,
+    tokens: Mapping[str, int],
+    outputs: Mapping[str, int] | None = None,
+    lengths: Iterable[int] = LENGTHS,
+    past_tokens: Mapping[str, int] | None = None,
+    total_tokens: Mapping[str, int] | None = None,
+    past: int | Iterable[int] = 0,
+    dims: Mapping[str, int] | None = None,
+    known: Mapping[str, Known] | None = None,
+    base_dir: str | Path | None = None,
+) -> Proof:
+    """Follow every input position through the graph, at each length, without running it.
+
+    Positions are the rows of the past, ``0 … past - 1``, then the new tokens. A graph is causal
+    where row ``i`` of the new tokens is reached by positions up to ``past + i`` only. Weights are
+    not read, nothing is sampled, and the claim is about finite data.
+
+    Args:
+        model: The graph. External data is looked at in `base_dir`, for masks only.
+        tokens: Inputs that hold new tokens, ``name -> axis``.
+        outputs: Outputs to examine, ``name -> query axis``. ``None``: every output with an axis
+            named as a token axis of an input is.
+        lengths: Numbers of new tokens to examine. A fixed token axis leaves only its own.
+        past_tokens: Inputs that hold the past, such as a cache, ``name -> axis``.
+        total_tokens: Inputs that hold the past and the new tokens, such as an attention mask.
+        past: Sizes of the past to examine with each length.
+        dims: Sizes of other named dims; 1 unless given.
+        known: Inputs whose values are fixed, so that no position is in them: an array that
+            broadcasts to the input, or a function of shape, token axis and past (`ones`,
+            `positions`). An attention mask of ones and a past length belong here.
+        base_dir: Folder of the model's file.
+
+    Returns:
+        The verdict with its reasons: `Proof`.
+
+    Raises:
+        InputError: A name, axis or length is not one of this graph.
+        PackageError: The model cannot be read.
+    """
+    axes = Axes(dict(tokens), dict(past_tokens or {}), dict(total_tokens or {}))
+    program = read_program(model, Path(base_dir) if base_dir is not None else None)
+    _check_inputs(program, axes, known or {})
+    chosen = _chosen_outputs(program, axes, outputs)
+    claim = _Claim(program, axes, chosen, dict(dims or {}), dict(known or {}))
+    calls = _calls(claim, lengths, [past] if isinstance(past, int) else list(past))
+    results = [_examine(claim, *call) for call in calls]
+    worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
+    bounds = [result.score_bound for result in results if result.score_bound is not None]
+    undecided = dict.fromkeys(name for result in results for name in result.undecided)
+    return Proof(
+        verdict=worst.verdict,
+        outputs=results[-1].outputs,
+        calls=tuple(calls),
+        leak=worst.leak,
+        undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
+        score_bound=min(bounds) if worst.verdict is Verdict.CONDITIONAL else None,
+        notes=tuple(_notes(claim, results[-1].outputs, calls[-1])),
+    )
+
+
+_SEVERITY = (Verdict.CAUSAL, Verdict.CONDITIONAL, Verdict.UNDECIDED, Verdict.NOT_CAUSAL)
+
+
+def _examine(claim: _Claim, tokens: int, past: int) -> Proof:
+    call = ((tokens, past),)
+    strict = _evaluate(claim, tokens, past, float("inf"), optimistic=False)
+    if strict.causal:
+        return Proof(verdict=Verdict.CAUSAL, outputs=strict.matrices, calls=call)
+    lenient, threshold = strict, float("inf")
+    for threshold in _RUNGS:
+        if threshold > strict.frame.mode.largest_gap:
+            continue
+        lenient = _evaluate(claim, tokens, past, threshold, optimistic=False)
+        if lenient.causal:
+            return Proof(
+                verdict=Verdict.CONDITIONAL,
+                outputs=lenient.matrices,
+                calls=call,
+                score_bound=lenient.frame.mode.score_bound,
+            )
+    sure = lenient
+    if lenient.frame.mode.doubts:
+        threshold = lenient.frame.mode.threshold
+        sure = _evaluate(claim, tokens, past, threshold, optimistic=True)
+    if sure.causal:
+        return Proof(
+            verdict=Verdict.UNDECIDED,
+            outputs=lenient.matrices,
+            calls=call,
+            undecided=tuple(_doubts(lenient)),
+        )
+    return Proof(
+        verdict=Verdict.NOT_CAUSAL,
+        outputs=lenient.matrices,
+        calls=call,
+        leak=_first_leak(claim, sure, tokens, past),
+    )
+
+
+def _evaluate(
+    claim: _Claim, tokens: int, past: int, threshold: float, *, optimistic: bool
+) -> _Findings:
+    graph = claim.program.graph
+    bound = bind(graph, claim.axes, tokens, past, claim.dims)
+    assert bound is not None  # `_calls` keeps calls that fit
+    mode = Mode(positions=past + tokens, threshold=threshold, optimistic=optimistic)
+    values = feed(graph, claim.axes, tokens, past, bound, claim.known, mode.words)
+    frame = Frame(claim.program, mode, values=values, dims=bound)
+    frame.run(graph)
+    matrices, doubtful, leaks = {}, {}, {}
+    for name, axis in claim.outputs.items():
+        matrix = _matrix(frame.values[name], axis, tokens, 64 * mode.words)
+        rows = _row_positions(matrix.shape[0], tokens, past)
+        matrices[name] = matrix[:, : mode.positions]
+        doubtful[name] = matrix[:, mode.positions :]
+        future = np.arange(mode.positions) > rows[:, None]
+        leaks[name] = matrices[name] & future
+        if not isinstance(frame.values[name], Tensor):
+            # Nothing is known of its rows, not even how many: never surely causal or leaking.
+            leaks[name] = np.full_like(matrices[name], not optimistic)
+    return _Findings(frame, matrices, doubtful, leaks)
+
+
+def _matrix(value: Value, axis: int, tokens: int, width: int) -> NDArray[np.bool_]:
+    """Which row is reached by which bit: ``bool [rows, width]``."""
+    if not isinstance(value, Tensor):
+        words = np.array([join_words(value)], np.uint64).repeat(tokens, 0)
+    else:
+        axis %= value.rank
+        others = tuple(at for at in range(value.rank) if at != axis)
+        rows = value.shape[axis]
+        planes = [np.bitwise_or.reduce(p, axis=others, initial=0) for p in value.bits]
+        words = np.stack([np.broadcast_to(plane, (rows,)) for plane in planes], -1)
+    places = np.arange(width, dtype=np.uint64)
+    picked = words[:, (places // np.uint64(64)).astype(int)]
+    matrix: NDArray[np.bool_] = (picked >> (places % np.uint64(64))) & np.uint64(1) == 1
+    return matrix
+
+
+def _row_positions(rows: int, tokens: int, past: int) -> NDArray[np.int64]:
+    """Positions of an output's rows: the last `rows` of the call, a cache being all of it."""
+    return np.arange(past + tokens - rows, past + tokens)
+
+
+def _doubts(findings: _Findings) -> list[str]:
+    mode = findings.frame.mode
+    seen = np.zeros(64 * mode.words - mode.positions, bool)
+    for name, leak in findings.leaks.items():
+        seen |= findings.doubtful[name][leak.any(1)].any(0)
+    names = [reason for place, reason in enumerate(mode.doubts) if seen[min(place, len(seen) - 1)]]
+    return names or list(mode.doubts)
+
+
+def _first_leak(claim: _Claim, findings: _Findings, tokens: int, past: int) -> Leak:
+    name = next(name for name, leak in findings.leaks.items() if leak.any())
+    row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
+    graph = claim.program.graph
+    path = trace(findings.frame, graph, name, claim.outputs[name], row, bit)
+    rows = findings.leaks[name].shape[0]
+    return Leak(
+        output=name,
+        query=int(_row_positions(rows, tokens, past)[row]),
+        position=bit,
+        tokens=tokens,
+        past=past,
+        path=tuple(path),
+    )
+
+
+def _notes(
+    claim: _Claim, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
+) -> list[str]:
+    notes = []
+    alone = True
+    for name, matrix in matrices.items():
+        rows = _row_positions(matrix.shape[0], *call)
+        earlier = np.arange(matrix.shape[1]) < rows[:, None]
+        seen = (matrix & earlier).sum(1)
+        alone &= bool(earlier.any()) and not seen.any()
+        if not matrix.any():
+            notes.append(f"No position reaches {name!r}.")
+        elif seen.any() and (earlier & ~matrix).any() and len(rows) == call[0]:
+            notes.append(
+                f"Rows of {name!r} are reached by at most {seen.max()} of the positions before "
+                "them, not by all: a window, or rows that do not mix."
+            )
+    if alone:
+        notes.append("No output row is reached by an earlier position: the past does not matter.")
+    read = {item for node in claim.program.graph.nodes for item in node.inputs}
+    for name in (*claim.axes.tokens, *claim.axes.past, *claim.axes.total):
+        if name not in read and name not in claim.program.graph.outputs:
+            notes.append(f"Input {name!r} is read by no node.")
+    if claim.known:
+        notes.append(f"The values of {sorted(claim.known)} are taken as fixed.")
+    return notes
+
+
+def _check_inputs(program: Program, axes: Axes, known: Mapping[str, Known]) -> None:
+    graph = program.graph
+    if not axes.tokens:
+        raise InputError(
+            "`tokens` must name an input and its token axis, got none. Give one of "
+            f"{list(graph.inputs)}."
+        )
+    for argument, names in (
+        ("tokens", axes.tokens), ("past_tokens", axes.past), ("total_tokens", axes.total),
+        ("known", dict.fromkeys(known, 0)),
+    ):  # fmt: skip
+        for name, axis in names.items():
+            if name not in graph.inputs:
+                raise InputError(
+                    f"`{argument}` must name inputs of the graph, got {name!r}. They are "
+                    f"{list(graph.inputs)}."
+                )
+            rank = len(graph.shapes.get(name, ()))
+            if argument != "known" and not -rank <= axis < rank:
+                raise InputError(f"`{argument}[{name!r}]` must be an axis of {rank}, got {axis}.")
+
+
+def _chosen_outputs(
+    program: Program, axes: Axes, outputs: Mapping[str, int] | None
+) -> dict[str, int]:
+    graph = program.graph
+    if outputs is not None:
+        for name in outputs:
+            if name not in graph.outputs:
+                raise InputError(
+                    f"`outputs` must name outputs of the graph, got {name!r}. They are "
+                    f"{list(graph.outputs)}."
+                )
+        if not outputs:
+            raise InputError("`outputs` must name an output, got none.")
+        return dict(outputs)
+    named = {graph.shapes[name][axis] for name, axis in axes.tokens.items()}
+    named = {dim for dim in named if isinstance(dim, str) and dim}
+    chosen = {}
+    for name in graph.outputs:
+        places = [at for at, dim in enumerate(graph.shapes.get(name, ())) if dim in named]
+        if places:
+            chosen[name] = places[0]
+    if not chosen:
+        raise InputError(
+            "`outputs` must be given: no output has an axis with the name of a token axis "
+            f"{sorted(str(dim) for dim in named)}. The outputs are {list(graph.outputs)}."
+        )
+    return chosen
+
+
+def _calls(claim: _Claim, lengths: Iterable[int], pasts: Sequence[int]) -> list[tuple[int, int]]:
+    wanted = sorted({int(length) for length in lengths})
+    if not wanted or wanted[0] < 1:
+        raise InputError(f"`lengths` must be integers >= 1, got {wanted}.")
+    if not pasts or min(pasts) < 0:
+        raise InputError(f"`past` must be integers >= 0, got {list(pasts)}.")
+    graph = claim.program.graph
+    for names, pool in ((claim.axes.tokens, wanted),):
+        fixed = {graph.shapes[name][axis] for name, axis in names.items()}
+        numbers = [dim for dim in fixed if isinstance(dim, int)]
+        if numbers:
+            pool[:] = sorted(set(numbers))
+    calls = [
+        (tokens, past)
+        for past in sorted(set(pasts))
+        for tokens in wanted
+        if bind(graph, claim.axes, tokens, past, claim.dims) is not None
+    ]
+    if not calls:
+        raise InputError(
+            "`lengths` and `past` must fit the fixed sizes of the graph, got lengths "
+            f"{wanted} and past {list(pasts)}. Give the sizes that the model was exported with."
+        )
+    return calls

@@ -1,0 +1,86 @@
+"""What the influence proof found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.certificate import Verdict
+
+__all__ = ["Leak", "Proof"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leak:
+    """A position of the future that reaches a row of an output.
+
+    Attributes:
+        output: Name of the graph output.
+        query: Position of the row that is reached.
+        position: Position it is reached by; later than `query`.
+        tokens: New tokens of the call in which it is seen.
+        past: Rows of the past in that call.
+        path: The way from the input to the output: the input element, then one entry for each
+            node, ``operator 'name' -> tensor[element]``.
+    """
+
+    output: str
+    query: int
+    position: int
+    tokens: int
+    past: int
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return (
+            f"position {self.position} reaches position {self.query} of {self.output!r} "
+            f"({self.tokens} tokens, {self.past} past)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """The verdict on a graph and the reasons for it.
+
+    The verdict is about finite data: NaN or infinity in a hidden value passes a weight of zero.
+
+    Attributes:
+        verdict: Of all calls examined together.
+        outputs: For each output, which row is reached by which position, in the largest call:
+            ``bool [rows, past + tokens]``. Where the verdict is conditional, as the condition
+            has it.
+        calls: ``(tokens, past)`` of every call examined.
+        leak: With ``not causal``: the first pair and its path.
+        undecided: With ``undecided``: what could not be followed and changes the verdict, such as
+            ``Mystery 'node_7': no rule for this operator``.
+        score_bound: With ``conditional``: the graph is causal while the scores at every softmax,
+            less the constants that masks add, stay below this in magnitude.
+        notes: Facts that are no faults, such as an output that never sees the past.
+    """
+
+    verdict: Verdict
+    outputs: Mapping[str, NDArray[np.bool_]]
+    calls: tuple[tuple[int, int], ...]
+    leak: Leak | None = None
+    undecided: tuple[str, ...] = ()
+    score_bound: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of new tokens that were examined, in ascending order."""
+        return tuple(sorted({tokens for tokens, _ in self.calls}))
+
+    def __str__(self) -> str:
+        """One sentence with the verdict and its reason."""
+        if self.leak is not None:
+            return f"{self.verdict}: {self.leak}"
+        if self.undecided:
+            return f"{self.verdict} because of {'; '.join(self.undecided)}"
+        if self.score_bound is not None:
+            return f"{self.verdict}: while |score| < {self.score_bound:.6g}"
+        return f"{self.verdict} at {len(self.calls)} lengths"

@@ -1,0 +1,110 @@
+"""The way a position of the future takes to an output, one node at a time.
+
+A step back from an element asks, of each input of the node that wrote it: does the position still
+arrive if it is left in this input alone? Then the same of half of that input's elements, until one
+element is left. The rules answer, so the path is as exact as the proof.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from causal_attn.verify.influence.evaluate import Frame, names_read
+from causal_attn.verify.influence.graph import Graph, Node
+from causal_attn.verify.influence.tensor import Array, Tensor, Value, no_bits
+
+__all__ = ["trace"]
+
+
+def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int) -> list[str]:
+    """Path of `bit` to row `row` along `axis` of an output, from the input on.
+
+    Args:
+        frame: The evaluated graph.
+        graph: The graph that was evaluated in `frame`.
+        output: Name of the output.
+        axis: Its token axis.
+        row: Row that is reached.
+        bit: Position that reaches it.
+    """
+    writers = {name: node for node in graph.nodes for name in node.outputs if name}
+    tensor = frame.values[output]
+    if not isinstance(tensor, Tensor):
+        return []
+    plane = _plane(tensor, bit)
+    places = np.argwhere(np.broadcast_to(plane, _touched(tensor.shape, plane, axis)))
+    name, element = output, next(tuple(p) for p in places if p[axis] == row)
+    steps: list[str] = []
+    while (node := writers.get(name)) is not None:
+        steps.append(f"{node} -> {_element(name, element)}")
+        found = _step(frame, graph, node, name, element, bit)
+        if found is None:
+            break
+        name, element = found
+    else:
+        steps.append(_element(name, element))
+    return steps[::-1]
+
+
+def _step(
+    frame: Frame, graph: Graph, node: Node, name: str, element: tuple[int, ...], bit: int
+) -> tuple[str, tuple[int, ...]] | None:
+    sources = {source: frame.lookup(source) for source in names_read(node)}
+    cleared = {source: _cleared(value) for source, value in sources.items()}
+
+    def arrives(source: str, kept: Array) -> bool:
+        tensor = sources[source]
+        assert isinstance(tensor, Tensor)  # the caller offers tensors only
+        word = bit // 64
+        bits = list(_cleared_planes(tensor))
+        bits[word] = kept.astype(np.uint64) << np.uint64(bit % 64)
+        planes: Value = Tensor(
+            tensor.shape, tensor.dtype, tuple(bits), tensor.known, tensor.low, tensor.high
+        )
+        inner = frame.overridden({**cleared, source: planes})
+        inputs = [inner.lookup(item) if item else None for item in node.inputs]
+        outputs = inner.evaluate(node, inputs, graph)
+        result = outputs[node.outputs.index(name)]
+        if not isinstance(result, Tensor):
+            return False
+        plane = _plane(result, bit)
+        at = tuple(i if dim != 1 else 0 for i, dim in zip(element, plane.shape, strict=True))
+        return bool(plane[at])
+
+    # The way through values reads better than the way through conditions on them.
+    tensors = [(name, value) for name, value in sources.items() if isinstance(value, Tensor)]
+    for source, value in sorted(tensors, key=lambda item: item[1].dtype == bool):
+        kept = _plane(value, bit)
+        if not kept.any() or not arrives(source, kept):
+            continue
+        while kept.sum() > 1:
+            places = np.flatnonzero(kept)
+            half = np.zeros_like(kept)
+            np.put(half, places[: len(places) // 2], True)
+            kept = half if arrives(source, half) else kept & ~half
+        return source, tuple(int(i) for i in np.argwhere(kept)[0])
+    return None
+
+
+def _plane(tensor: Tensor, bit: int) -> Array:
+    plane: Array = (tensor.bits[bit // 64] >> np.uint64(bit % 64)) & np.uint64(1)
+    return plane.astype(bool)
+
+
+def _touched(shape: tuple[int, ...], plane: Array, axis: int) -> list[int]:
+    return [shape[at] if at == axis else dim for at, dim in enumerate(plane.shape)]
+
+
+def _cleared(value: Value) -> Value:
+    if not isinstance(value, Tensor):
+        return value
+    planes = _cleared_planes(value)
+    return Tensor(value.shape, value.dtype, planes, value.known, value.low, value.high)
+
+
+def _cleared_planes(tensor: Tensor) -> tuple[Array, ...]:
+    return no_bits(tensor.rank, len(tensor.bits))
+
+
+def _element(name: str, element: tuple[int, ...]) -> str:
+    return f"{name}{[int(i) for i in element]}"
