@@ -27,7 +27,7 @@ from causal_attn.reference import causal_attention
 from causal_attn.runtime import available_providers, load
 from causal_attn.spec import AttentionSpec
 from causal_attn.verify.checks import certify, run_checks
-from causal_attn.verify.feeds import LENGTHS
+from causal_attn.verify.feeds import LENGTHS, Feeder
 from causal_attn.verify.structure import check_inputs_are_read, check_placement
 
 __all__ = ["DTYPES", "export"]
@@ -155,10 +155,10 @@ def _check(
         checks.append(check_placement(session))
         checks += run_checks(
             session,
+            Feeder(contract=session.contract, bounds=target.bounds),
             oracle(target),
             baseline(target),
             lengths=lengths,
-            bounds=target.bounds,
             on_check=on_step,
         )
     certificate = certify(model_digest(file), checks, finite_mask=form.finite_mask)

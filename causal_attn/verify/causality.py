@@ -9,144 +9,177 @@ which is measured and printed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.certificate import Check
-from causal_attn.contract import Contract, TensorContract
+from causal_attn.contract import TensorContract
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
-from causal_attn.verify.feeds import Bounds, Feeds, cases, make_feeds
+from causal_attn.verify.feeds import Feeder
 
-__all__ = ["PROBE_LENGTHS", "check_future_is_invisible", "check_past_matters", "check_weights"]
+__all__ = [
+    "PROBE_LENGTHS",
+    "check_batch_is_independent",
+    "check_future_is_invisible",
+    "check_past_matters",
+    "check_weights",
+]
 
 PROBE_LENGTHS = (2, 3, 8, 13, 33, 130)
 """Tokens the probes run at; 1 has no future."""
 
 SMALL, HUGE = 0.1, 1e6
-HUGE_HALF = 1e3
-"""float16 ends at 65,504: scores of 64 unit-sized features times this still fit."""
+
+Results = Mapping[str, NDArray[Any]]
 
 
 def check_future_is_invisible(
     session: Session,
+    feeder: Feeder,
     *,
     lengths: Sequence[int] = PROBE_LENGTHS,
-    bounds: Bounds | None = None,
     seed: int = 1,
 ) -> Check:
     """Replace the future; earlier rows of every output must stay bitwise equal."""
-    rng = np.random.default_rng(seed)
-    contract = session.contract
     name, provider = "future is invisible", str(session.provider)
-    watched = [tensor for tensor in contract.outputs if _token_axis(contract, tensor) is not None]
-    if not watched:
-        return Check(
-            name=name,
-            passed=None,
-            detail=f"no output has a dim `{contract.tokens}`: name the dims of the example inputs",
-            provider=provider,
-        )
+    rng = np.random.default_rng(seed)
+    if not feeder.watched():
+        detail = f"no output has a dim `{feeder.contract.tokens}`: name the dims of the tokens"
+        return Check(name=name, passed=None, detail=detail, provider=provider)
     noise, probes = 0.0, 0
-    for sizes in cases(contract, lengths):
-        feeds = make_feeds(contract, sizes, rng, bounds)
-        tokens = sizes[contract.tokens]
+    for sizes in feeder.cases(lengths):
+        tokens = sizes[feeder.contract.tokens]
         try:
-            base = session.run(feeds)
-            again = session.run(feeds)
-            noise = max(noise, *(_distance(base[t.name], again[t.name]) for t in watched))
+            feeds = feeder.make(sizes, rng)
+            base, again = session.run(feeds), session.run(feeds)
+            noise = max(noise, *(_distance(base[t.name], again[t.name]) for t in feeder.watched()))
             for cut in sorted({1, tokens // 2, tokens - 1} - {0}):
                 for amount in (SMALL, HUGE):
-                    changed = session.run(
-                        _perturbed(contract, feeds, range(cut, tokens), amount, rng, bounds)
-                    )
                     probes += 1
-                    for tensor in watched:
-                        row = _first_change(contract, tensor, base, changed, tokens, cut, noise)
-                        if row is not None:
-                            return Check(
-                                name=name,
-                                passed=False,
-                                detail=(
-                                    f"`{tensor.name}` at position {row} changes when inputs from "
-                                    f"position {cut} on change ({tokens} tokens, amount "
-                                    f"{amount:g}): it sees the future"
-                                ),
-                                figures={"row": row, "cut": cut, "tokens": tokens},
-                                provider=provider,
-                            )
+                    changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
+                    found = _first_change(feeder, base, changed, tokens, cut, noise)
+                    if found is not None:
+                        output, row = found
+                        return Check(
+                            name=name,
+                            passed=False,
+                            detail=(
+                                f"`{output}` at position {row} changes when inputs from position "
+                                f"{cut} on change ({tokens} tokens, amount {amount:g}): it sees "
+                                "the future"
+                            ),
+                            figures={"output": output, "row": row, "cut": cut, "tokens": tokens},
+                            provider=provider,
+                        )
         except CausalAttnError as error:
-            return Check(
-                name=name,
-                passed=False,
-                detail=f"does not run at {tokens} tokens: {error}",
-                provider=provider,
-            )
-    equality = "bitwise equal" if noise == 0 else f"equal within run-to-run noise {noise:.2g}"
+            detail = f"does not run at {tokens} tokens: {error}"
+            return Check(name=name, passed=False, detail=detail, provider=provider)
+    equal = "bitwise equal" if noise == 0 else f"equal within run-to-run noise {noise:.2g}"
     return Check(
         name=name,
         passed=True,
-        detail=f"{probes} probes at {min(lengths)} to {max(lengths)} tokens: the past {equality}",
+        detail=f"{probes} probes at {min(lengths)} to {max(lengths)} tokens: the past {equal}",
         figures={"probes": probes, "noise": noise},
         provider=provider,
     )
 
 
 def check_past_matters(
-    session: Session,
-    *,
-    length: int = 13,
-    bounds: Bounds | None = None,
-    seed: int = 2,
+    session: Session, feeder: Feeder, *, length: int = 13, seed: int = 2
 ) -> Check:
-    """Change one token; the row after it must change: a graph that sees only itself is wrong."""
+    """Change one token; its own row and the next must change.
+
+    A graph that sees only itself, or nothing, is wrong; with a window of 1 only the own row is
+    asked for. Two tries, since a change may happen to cancel.
+    """
     rng = np.random.default_rng(seed)
-    contract = session.contract
-    watched = [tensor for tensor in contract.outputs if _token_axis(contract, tensor) is not None]
-    (sizes,) = cases(contract, (length,))
-    window = contract.spec.window if contract.spec is not None else None
-    blind = []
-    for _ in range(1 if window == 1 else 2):
-        feeds = make_feeds(contract, sizes, rng, bounds)
+    spec = feeder.contract.spec
+    at = min(3, length - 2)
+    rows = (at,) if spec is not None and spec.window == 1 else (at, at + 1)
+    (sizes,) = feeder.cases((length,))
+    unmoved: list[int] = []
+    for _ in range(2):
+        feeds = feeder.make(sizes, rng)
         base = session.run(feeds)
-        changed = session.run(_perturbed(contract, feeds, range(3, 4), 1.0, rng, bounds))
-        blind = [
-            position
-            for position in ((3,) if window == 1 else (3, 4))
-            if all(
-                _same_row(contract, tensor, base, changed, length, position) for tensor in watched
-            )
-        ]
-        if not blind:
+        changed = session.run(feeder.perturb(feeds, range(at, at + 1), 1.0, rng))
+        unmoved = [row for row in rows if _same_row(feeder, base, changed, length, row)]
+        if not unmoved:
             break
-    if blind:
-        detail = (
-            f"changing token 3 changes nothing at position {blind[0]}: the past does not reach it"
-        )
+    if unmoved:
+        what = "itself is not read" if unmoved[0] == at else "the past does not reach it"
+        detail = f"changing token {at} changes nothing at position {unmoved[0]}: {what}"
     else:
-        detail = "a changed token changes its own row and the next"
+        detail = "a changed token changes its own row" + (" and the next" if len(rows) > 1 else "")
     return Check(
-        name="past matters", passed=not blind, detail=detail, provider=str(session.provider)
+        name="past matters", passed=not unmoved, detail=detail, provider=str(session.provider)
+    )
+
+
+def check_batch_is_independent(
+    session: Session, feeder: Feeder, *, length: int = 9, seed: int = 4
+) -> Check | None:
+    """Change one sequence of a batch of two; the other must not change in a single bit.
+
+    ``None`` where no input has a dim ``batch`` that may be 2.
+    """
+    axes = {
+        tensor.name: tensor.dims.index("batch")
+        for tensor in (*feeder.contract.inputs, *feeder.contract.outputs)
+        if "batch" in tensor.dims
+    }
+    if feeder.pinned.get("batch", 2) < 2 or not any(
+        tensor.name in axes for tensor in feeder.contract.inputs
+    ):
+        return None
+    rng = np.random.default_rng(seed)
+    (sizes,) = feeder.cases((length,))
+    feeds = feeder.make({**sizes, "batch": 2}, rng)
+    changed = {}
+    for tensor in feeder.contract.inputs:
+        array = feeds[tensor.name].copy()
+        if tensor.name in axes and tensor.name not in feeder.fixed:
+            second = np.moveaxis(array, axes[tensor.name], 0)[1]
+            second[...] = feeder.other(tensor, second, HUGE, rng)
+        changed[tensor.name] = array
+    base, other = session.run(feeds), session.run(changed)
+    mixed = [
+        name
+        for name in base
+        if name in axes
+        and np.take(base[name], 0, axes[name]).tobytes()
+        != np.take(other[name], 0, axes[name]).tobytes()
+    ]
+    return Check(
+        name="batch is independent",
+        passed=not mixed,
+        detail=(
+            f"{mixed} of one sequence change with another sequence of the batch"
+            if mixed
+            else "another sequence of the batch changes nothing"
+        ),
+        provider=str(session.provider),
     )
 
 
 def check_weights(
     session: Session,
+    feeder: Feeder,
     *,
     lengths: Sequence[int] = PROBE_LENGTHS,
     seed: int = 3,
 ) -> Check | None:
     """Weights of the future must be 0 and rows sum to 1; ``None`` without such an output."""
-    contract = session.contract
+    contract = feeder.contract
     if contract.spec is None or all(tensor.name != "weights" for tensor in contract.outputs):
         return None
     rng = np.random.default_rng(seed)
     worst = 0.0
-    for sizes in cases(contract, lengths):
-        weights = session.run(make_feeds(contract, sizes, rng))["weights"].astype(np.float64)
+    for sizes in feeder.cases(lengths):
+        weights = session.run(feeder.make(sizes, rng))["weights"].astype(np.float64)
         q_tokens, kv_tokens = weights.shape[-2:]
         query = np.arange(q_tokens)[:, None] + (kv_tokens - q_tokens)
         hidden = np.arange(kv_tokens)[None, :] > query
@@ -170,94 +203,35 @@ def check_weights(
     )
 
 
-def _token_axis(contract: Contract, tensor: TensorContract) -> int | None:
-    """The first axis of `tensor` that runs along the tokens: queries come before keys."""
-    return next(iter(_token_axes(contract, tensor)), None)
-
-
-def _token_axes(contract: Contract, tensor: TensorContract) -> Iterator[int]:
-    for axis, dim in enumerate(tensor.dims):
-        if isinstance(dim, str) and contract.tokens in (t.strip() for t in dim.split("+")):
-            yield axis
-
-
-def _perturbed(
-    contract: Contract,
-    feeds: Feeds,
-    positions: range,
-    amount: float,
-    rng: np.random.Generator,
-    bounds: Bounds | None,
-) -> Feeds:
-    """`feeds` with every token input changed at `positions`, finitely and each on its own."""
-    changed = {}
-    for tensor in contract.inputs:
-        array = feeds[tensor.name].copy()
-        for axis in _token_axes(contract, tensor):
-            view = np.moveaxis(array, axis, 0)[positions.start : positions.stop]
-            view[...] = _other(tensor, view, amount, rng, bounds)
-        changed[tensor.name] = array
-    return changed
-
-
-def _other(
-    tensor: TensorContract,
-    values: NDArray[Any],
-    amount: float,
-    rng: np.random.Generator,
-    bounds: Bounds | None,
-) -> NDArray[Any]:
-    if values.dtype == np.bool_:
-        return ~values
-    if values.dtype.kind in "iu":
-        low, high = (bounds or {}).get(tensor.name, (0, 2))
-        # A step from 1 to high - low - 1 never lands on the value itself.
-        step = rng.integers(1, max(2, high - low), values.shape)
-        moved = (values.astype(np.int64) - low + step) % max(1, high - low) + low
-        return moved.astype(values.dtype)
-    if values.dtype.itemsize < 4:
-        amount = min(amount, HUGE_HALF)
-    noise = rng.standard_normal(values.shape)
-    return (values.astype(np.float64) + amount * noise).astype(values.dtype)
-
-
-def _rows(
-    contract: Contract, tensor: TensorContract, results: Mapping[str, NDArray[Any]]
-) -> NDArray[Any]:
-    axis = _token_axis(contract, tensor)
-    assert axis is not None
+def _rows(feeder: Feeder, tensor: TensorContract, results: Results) -> NDArray[Any]:
+    axis = feeder.token_axis(tensor)
+    assert axis is not None  # of `watched` outputs only
     return np.moveaxis(results[tensor.name], axis, 0)
 
 
 def _first_change(
-    contract: Contract,
-    tensor: TensorContract,
-    base: Mapping[str, NDArray[Any]],
-    changed: Mapping[str, NDArray[Any]],
-    tokens: int,
-    cut: int,
-    noise: float,
-) -> int | None:
-    """The first position before `cut` whose row differs; a cache in front is position < 0."""
-    old, new = _rows(contract, tensor, base), _rows(contract, tensor, changed)
-    past = len(old) - tokens
-    for row in range(past + cut):
-        if old[row].tobytes() != new[row].tobytes() and not _distance(old[row], new[row]) <= noise:
-            return row - past
+    feeder: Feeder, base: Results, changed: Results, tokens: int, cut: int, noise: float
+) -> tuple[str, int] | None:
+    """The first output and position before `cut` that differ; a cache in front is < 0."""
+    for tensor in feeder.watched():
+        old, new = _rows(feeder, tensor, base), _rows(feeder, tensor, changed)
+        past = len(old) - tokens
+        for row in range(past + cut):
+            same = old[row].tobytes() == new[row].tobytes()
+            if not same and not _distance(old[row], new[row]) <= noise:
+                return tensor.name, row - past
     return None
 
 
 def _same_row(
-    contract: Contract,
-    tensor: TensorContract,
-    base: Mapping[str, NDArray[Any]],
-    changed: Mapping[str, NDArray[Any]],
-    tokens: int,
-    position: int,
+    feeder: Feeder, base: Results, changed: Results, tokens: int, position: int
 ) -> bool:
-    old, new = _rows(contract, tensor, base), _rows(contract, tensor, changed)
-    row = len(old) - tokens + position
-    return bool(old[row].tobytes() == new[row].tobytes())
+    for tensor in feeder.watched():
+        old, new = _rows(feeder, tensor, base), _rows(feeder, tensor, changed)
+        row = len(old) - tokens + position
+        if old[row].tobytes() != new[row].tobytes():
+            return False
+    return True
 
 
 def _distance(left: NDArray[Any], right: NDArray[Any]) -> float:

@@ -9,11 +9,12 @@ from causal_attn.certificate import Certificate, Check, Verdict
 from causal_attn.runtime import Session
 from causal_attn.verify.causality import (
     PROBE_LENGTHS,
+    check_batch_is_independent,
     check_future_is_invisible,
     check_past_matters,
     check_weights,
 )
-from causal_attn.verify.feeds import LENGTHS, Bounds
+from causal_attn.verify.feeds import LENGTHS, Feeder
 from causal_attn.verify.parity import Run, check_parity
 
 __all__ = ["LOWEST_MASK_BOUND", "certify", "run_checks"]
@@ -29,44 +30,51 @@ float32). With all ``|score| <= S`` the gap is at least ``|M| - 2 S``, so S = (|
 
 def run_checks(
     session: Session,
-    oracle: Run,
-    baseline: Run,
+    feeder: Feeder,
+    oracle: Run | None,
+    baseline: Run | None,
     *,
     lengths: Sequence[int] = LENGTHS,
-    bounds: Bounds | None = None,
     on_check: Callable[[str], None] = lambda _: None,
 ) -> tuple[Check, ...]:
     """Parity, causality and weights of a graph on the session's provider.
 
     Args:
         session: The graph.
-        oracle: Right results for feeds in float64.
+        feeder: Of its inputs.
+        oracle: Right results for feeds in float64; ``None`` leaves parity out.
         baseline: Plain results at the dtype of the feeds.
         lengths: Tokens of the parity check; the probes run at those of `PROBE_LENGTHS` that are
             not longer.
-        bounds: Of integer inputs, low and high exclusive.
         on_check: Called with the name of each check before it runs.
     """
-    probes = [length for length in PROBE_LENGTHS if length <= max(lengths)] or [2]
-    steps: list[tuple[str, Callable[[], Check | None]]] = [
+    probes = [length for length in PROBE_LENGTHS if length <= max(lengths)] or [max(lengths)]
+    steps: list[tuple[str, Callable[[], Check | None]]] = []
+    if oracle is not None and baseline is not None:
+        run, plain = oracle, baseline
+        steps.append(
+            ("parity", lambda: check_parity(session, feeder, run, plain, lengths=lengths))
+        )
+    steps.append(
+        ("future is invisible", lambda: check_future_is_invisible(session, feeder, lengths=probes))
+    )
+    if max(lengths) > 1:
+        length = min(13, max(lengths))
+        steps.append(("past matters", lambda: check_past_matters(session, feeder, length=length)))
+    steps += [
         (
-            "parity",
-            lambda: check_parity(session, oracle, baseline, lengths=lengths, bounds=bounds),
+            "batch is independent",
+            lambda: check_batch_is_independent(session, feeder, length=min(9, max(lengths))),
         ),
-        (
-            "future is invisible",
-            lambda: check_future_is_invisible(session, lengths=probes, bounds=bounds),
-        ),
-        ("past matters", lambda: check_past_matters(session, bounds=bounds)),
-        ("weights", lambda: check_weights(session, lengths=probes)),
+        ("weights", lambda: check_weights(session, feeder, lengths=probes)),
     ]
-    checks = []
+    checks: list[Check] = []
     for name, step in steps:
         on_check(f"{name} on {session.provider}")
         check = step()
         if check is not None:
             checks.append(check)
-            if check.passed is False and name == "parity" and "does not run" in check.detail:
+            if check.passed is False and "does not run" in check.detail:
                 break
     return tuple(checks)
 

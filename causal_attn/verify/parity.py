@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from causal_attn.certificate import Check
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
-from causal_attn.verify.feeds import LENGTHS, Bounds, Feeds, cases, make_feeds
+from causal_attn.verify.feeds import LENGTHS, Feeder, Feeds, Sizes
 
 __all__ = ["Comparison", "Run", "check_parity", "compare"]
 
@@ -105,27 +105,27 @@ def compare(
 
 def check_parity(
     session: Session,
+    feeder: Feeder,
     oracle: Run,
     baseline: Run,
     *,
     lengths: Sequence[int] = LENGTHS,
-    bounds: Bounds | None = None,
     seed: int = 0,
 ) -> Check:
     """Run fresh inputs through the graph and the oracle at every length.
 
     Args:
         session: The graph on its provider.
+        feeder: Of its inputs.
         oracle: Gets the feeds with floats widened to float64.
         baseline: Gets the feeds as they are.
         lengths: Tokens; other dims vary along.
-        bounds: Of integer inputs, low and high exclusive.
         seed: Of the values.
     """
     rng = np.random.default_rng(seed)
     worst: dict[str, Comparison] = {}
-    for sizes in cases(session.contract, lengths):
-        feeds = make_feeds(session.contract, sizes, rng, bounds)
+    for sizes in feeder.cases(lengths):
+        feeds = feeder.make(sizes, rng)
         try:
             results = session.run(feeds)
         except CausalAttnError as error:
@@ -167,5 +167,5 @@ def _widened(feeds: Feeds) -> Feeds:
     }
 
 
-def _text(sizes: Mapping[str, int]) -> str:
+def _text(sizes: Sizes) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

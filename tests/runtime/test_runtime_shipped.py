@@ -10,7 +10,7 @@ from causal_attn.errors import UsageError
 from causal_attn.example import worked_example
 from causal_attn.runtime import load
 from causal_attn.verify.checks import run_checks
-from causal_attn.verify.feeds import LENGTHS, Feeds
+from causal_attn.verify.feeds import Feeder, Feeds
 from causal_attn.verify.oracle import run_spec
 
 PACKAGE = models.path("causal_attention")
@@ -22,9 +22,9 @@ def reference(feeds: Feeds) -> Feeds:
 
 def test_passes_every_check(provider: Provider) -> None:
     with load(PACKAGE, provider) as session:
-        checks = run_checks(session, reference, reference, lengths=LENGTHS)
+        checks = run_checks(session, Feeder(contract=session.contract), reference, reference)
     assert {check.name for check in checks} == {
-        "parity", "future is invisible", "past matters", "weights",
+        "parity", "future is invisible", "past matters", "batch is independent", "weights",
     }  # fmt: skip
     assert [check for check in checks if check.passed is not True] == []
 
