@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from causal_attn.contract import Contract
 from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
 from causal_attn.errors import CheckError, ProviderError, UsageError
 from causal_attn.export.capture import capture
-from causal_attn.export.forms import Form, choose_form
+from causal_attn.export.forms import choose_form
 from causal_attn.export.lower import lower, save_model, tensor_contracts
 from causal_attn.export.oracle import baseline, oracle
 from causal_attn.export.quiet import ExportLog
@@ -27,8 +28,11 @@ from causal_attn.reference import causal_attention
 from causal_attn.runtime import available_providers, load
 from causal_attn.spec import AttentionSpec
 from causal_attn.verify.checks import certify, run_checks
-from causal_attn.verify.feeds import LENGTHS, Feeder
-from causal_attn.verify.structure import check_inputs_are_read, check_placement
+from causal_attn.verify.decode import check_decode
+from causal_attn.verify.feeds import LENGTHS
+from causal_attn.verify.interface import from_contract
+from causal_attn.verify.placement import check_placement
+from causal_attn.verify.static import check_inputs_are_read, check_proof, read_model
 
 __all__ = ["DTYPES", "export"]
 
@@ -121,9 +125,7 @@ def export(
             file, contract = written[key]
             judged = (*key, judges[provider])
             if judged not in certificates:
-                certificates[judged] = _check(
-                    file, judges[provider], used, bound, lengths, on_step
-                )
+                certificates[judged] = _check(file, judges[provider], bound, lengths, on_step)
             sources.append(
                 VariantSource(
                     name=str(provider),
@@ -140,7 +142,6 @@ def export(
 def _check(
     file: Path,
     provider: Provider,
-    form: Form,
     target: Target,
     lengths: Sequence[int],
     on_step: Callable[[str], None],
@@ -150,18 +151,30 @@ def _check(
     Raises:
         CheckError: One of them did not pass.
     """
-    checks = [check_inputs_are_read(file)]
+    model = read_model(file)
+    on_step("influence proof")
     with load(file, provider, accept="unverified") as session:
-        checks.append(check_placement(session))
+        interface = from_contract(session.contract, model)
+        interface = replace(interface, feeder=replace(interface.feeder, bounds=target.bounds))
+        proved = check_proof(model, interface, file.parent)
+        checks = [check_inputs_are_read(model.graph), proved.check, check_placement(session)]
         checks += run_checks(
             session,
-            Feeder(contract=session.contract, bounds=target.bounds),
+            interface.feeder,
             oracle(target),
             baseline(target),
             lengths=lengths,
             on_check=on_step,
         )
-    certificate = certify(model_digest(file), checks, finite_mask=form.finite_mask)
+        decode = check_decode(session, interface)
+        if decode is not None:
+            checks.append(decode)
+    certificate = certify(
+        model_digest(file),
+        checks,
+        proved=proved.proof.verdict,
+        score_bound=proved.proof.score_bound,
+    )
     if not certificate.passed:
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
         remedy = (

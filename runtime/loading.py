@@ -25,7 +25,7 @@ from causal_attn.runtime.session import Session
 if TYPE_CHECKING:
     from causal_attn.package import Variant
 
-__all__ = ["Accept", "load"]
+__all__ = ["Accept", "load", "open_variant"]
 
 _ORT_TYPES = {
     "tensor(float16)": "float16",
@@ -94,19 +94,41 @@ def load(
     chosen = _variant(path, wanted, component, variant)
     if _accept(accept) is Accept.CERTIFIED:
         _check_certificate(chosen)
-    _refuse_foreign_dtypes(chosen.contract)
-    engine, placement = _placed_engine(
+    return open_variant(
         chosen,
+        wanted,
+        session_options=session_options,
+        provider_options=provider_options,
+        intra_op_threads=intra_op_threads,
+    )
+
+
+def open_variant(
+    variant: Variant,
+    provider: str | Provider,
+    *,
+    session_options: Mapping[str, str] | SessionOptions | None = None,
+    provider_options: Mapping[str, str] | None = None,
+    intra_op_threads: int | None = None,
+) -> Session:
+    """A session on a model whose contract is at hand, for those who check it: no certificate.
+
+    Arguments, result and errors are those of `load`.
+    """
+    wanted = require_provider(provider)
+    _refuse_foreign_dtypes(variant.contract)
+    engine, placement = _placed_engine(
+        variant,
         wanted,
         session_options,
         check_provider_options(wanted, provider_options),
         intra_op_threads,
     )
-    _compare(chosen, engine)
+    _compare(variant, engine)
     return Session(
         engine,
-        contract=chosen.contract,
-        certificate=chosen.certificate,
+        contract=variant.contract,
+        certificate=variant.certificate,
         provider=wanted,
         placement=placement,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from causal_attn.verify.verify import Report, VariantReport, verify
+from causal_attn.verify.report import Report, VariantReport
+from causal_attn.verify.verify import verify
 
 __all__ = ["Report", "VariantReport", "verify"]

@@ -223,9 +223,7 @@ def _first_change(
     return None
 
 
-def _same_row(
-    feeder: Feeder, base: Results, changed: Results, tokens: int, position: int
-) -> bool:
+def _same_row(feeder: Feeder, base: Results, changed: Results, tokens: int, position: int) -> bool:
     for tensor in feeder.watched():
         old, new = _rows(feeder, tensor, base), _rows(feeder, tensor, changed)
         row = len(old) - tokens + position

@@ -17,15 +17,10 @@ from causal_attn.verify.causality import (
 from causal_attn.verify.feeds import LENGTHS, Feeder
 from causal_attn.verify.parity import Run, check_parity
 
-__all__ = ["LOWEST_MASK_BOUND", "certify", "run_checks"]
+__all__ = ["PROOF", "certify", "run_checks"]
 
-LOWEST_MASK_BOUND = 1.7e38
-"""Largest ``|score|`` under which a mask of the lowest float32 hides a key.
-
-ONNX Runtime's Attention-23/24 kernel adds M = -3.4028e38 to a masked score. The weight is exactly
-0 when the masked score lies more than 104 below the highest visible one (exp underflows in
-float32). With all ``|score| <= S`` the gap is at least ``|M| - 2 S``, so S = (|M| - 104) / 2.
-"""
+PROOF = "influence proof"
+FUTURE = "future is invisible"
 
 
 def run_checks(
@@ -48,23 +43,24 @@ def run_checks(
             not longer.
         on_check: Called with the name of each check before it runs.
     """
-    probes = [length for length in PROBE_LENGTHS if length <= max(lengths)] or [max(lengths)]
+    longest = max(lengths)
+    probes = [length for length in PROBE_LENGTHS if length <= longest] or [longest]
     steps: list[tuple[str, Callable[[], Check | None]]] = []
     if oracle is not None and baseline is not None:
         run, plain = oracle, baseline
         steps.append(
             ("parity", lambda: check_parity(session, feeder, run, plain, lengths=lengths))
         )
-    steps.append(
-        ("future is invisible", lambda: check_future_is_invisible(session, feeder, lengths=probes))
-    )
-    if max(lengths) > 1:
-        length = min(13, max(lengths))
+    if "tokens" in feeder.pinned:
+        probes = [feeder.pinned["tokens"]]
+    steps.append((FUTURE, lambda: check_future_is_invisible(session, feeder, lengths=probes)))
+    if longest > 1:
+        length = min(13, longest)
         steps.append(("past matters", lambda: check_past_matters(session, feeder, length=length)))
     steps += [
         (
             "batch is independent",
-            lambda: check_batch_is_independent(session, feeder, length=min(9, max(lengths))),
+            lambda: check_batch_is_independent(session, feeder, length=min(9, longest)),
         ),
         ("weights", lambda: check_weights(session, feeder, lengths=probes)),
     ]
@@ -79,29 +75,56 @@ def run_checks(
     return tuple(checks)
 
 
-def certify(digest: str, checks: Sequence[Check], *, finite_mask: bool = False) -> Certificate:
+def certify(
+    digest: str,
+    checks: Sequence[Check],
+    *,
+    proved: Verdict | None = None,
+    score_bound: float | None = None,
+) -> Certificate:
     """The certificate that `checks` amount to.
+
+    A probe that sees the future outweighs any proof. A proof that finds a path for which no probe
+    finds a number does too: the path is there. Where the two disagree, a check says so.
 
     Args:
         digest: Of the model they ran on.
         checks: Their results.
-        finite_mask: Whether a kernel adds the lowest float32 where ``-inf`` is meant; the claim
-            is then conditional.
+        proved: Verdict of the influence proof; ``None``: there was none.
+        score_bound: Of a conditional proof.
     """
-    future = [check.passed for check in checks if check.name == "future is invisible"]
-    if False in future:
+    future = [check.passed for check in checks if check.name == FUTURE]
+    checks = [*checks, *_agreement(future, proved)]
+    if False in future or proved is Verdict.NOT_CAUSAL:
         verdict = Verdict.NOT_CAUSAL
-    elif not future or None in future:
+    elif not future or None in future or proved is Verdict.UNDECIDED:
         verdict = Verdict.UNDECIDED
     else:
-        verdict = Verdict.CONDITIONAL if finite_mask else Verdict.CAUSAL
+        verdict = proved or Verdict.CAUSAL
     return Certificate(
         digest=digest,
         verdict=verdict,
         checks=tuple(checks),
-        score_bound=LOWEST_MASK_BOUND if verdict is Verdict.CONDITIONAL else None,
+        score_bound=score_bound if verdict is Verdict.CONDITIONAL else None,
         versions=_versions(),
     )
+
+
+def _agreement(future: Sequence[bool | None], proved: Verdict | None) -> list[Check]:
+    """A failed check where proof and probe contradict each other.
+
+    A conditional proof and a probe that leaks agree: the probe went beyond the bound.
+    """
+    if False in future and proved is Verdict.CAUSAL:
+        detail = "the proof says causal, a probe sees the future: one of the two is wrong"
+    elif proved is Verdict.NOT_CAUSAL and True in future and False not in future:
+        detail = (
+            "the proof finds a path from the future, no probe finds a number that takes it: it "
+            "may be multiplied by zero, or reach nothing that is rounded"
+        )
+    else:
+        return []
+    return [Check(name="proof and probes agree", passed=False, detail=detail)]
 
 
 def _versions() -> dict[str, str]:

@@ -97,7 +97,7 @@ class Feeder:
     def perturb(
         self, feeds: Feeds, positions: range, amount: float, rng: np.random.Generator
     ) -> Feeds:
-        """`feeds` with every free token input changed at `positions`, finitely, each on its own."""
+        """`feeds` with every free token input changed at `positions`, finitely."""
         changed = {}
         for tensor in self.contract.inputs:
             array = feeds[tensor.name].copy()
@@ -120,7 +120,8 @@ class Feeder:
     ) -> NDArray[Any]:
         """Values that differ from `values` everywhere: floats by about `amount`."""
         if values.dtype == np.bool_:
-            return np.logical_not(values)
+            inverted: NDArray[Any] = np.logical_not(values)
+            return inverted
         if values.dtype.kind in "iu":
             low, high = self.bounds.get(tensor.name, (0, 2))
             # A step from 1 to high - low - 1 never lands on the value itself.
@@ -170,7 +171,7 @@ class Feeder:
         for tensor in self.contract.inputs:
             for axis, dim in enumerate(tensor.dims):
                 if dim == self.contract.tokens:
-                    return feeds[tensor.name].shape[axis]
+                    return int(feeds[tensor.name].shape[axis])
         raise InputError(f"`contract` must have an input with a dim {self.contract.tokens!r}.")
 
     def _random(

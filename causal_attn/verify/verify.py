@@ -1,122 +1,79 @@
-"""`verify`: check an exported model again, without torch, on the providers of this machine."""
+"""`verify`: is this ONNX file causal, and does it say what it should? No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from causal_attn.certificate import Certificate
-from causal_attn.digest import model_digest
-from causal_attn.errors import ProviderError
+import numpy as np
+
+from causal_attn.certificate import Certificate, Check
+from causal_attn.contract import Contract
+from causal_attn.digest import CONTRACT_KEY, model_digest, read_metadata
+from causal_attn.errors import CausalAttnError, EngineError, ProviderError, UsageError
 from causal_attn.package import Variant, open_model, read_package
 from causal_attn.provider import Provider
-from causal_attn.runtime import available_providers, load
+from causal_attn.runtime import Session, available_providers
+from causal_attn.runtime.loading import open_variant
 from causal_attn.verify.checks import certify, run_checks
+from causal_attn.verify.decode import check_decode
 from causal_attn.verify.feeds import LENGTHS, Feeds
+from causal_attn.verify.interface import Interface, discover, from_contract, with_outputs
 from causal_attn.verify.oracle import run_spec
 from causal_attn.verify.parity import Run
-from causal_attn.verify.structure import check_inputs_are_read, check_placement
+from causal_attn.verify.placement import check_placement, count_placement
+from causal_attn.verify.report import Report, VariantReport
+from causal_attn.verify.static import Proved, check_inputs_are_read, check_proof, read_model
+from causal_attn.verify.widen import GraphRun
 
-__all__ = ["Report", "VariantReport", "verify"]
+__all__ = ["FOREIGN_LENGTHS", "verify"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class VariantReport:
-    """One model on one provider.
-
-    Attributes:
-        variant: Its name in the package.
-        provider: Where it ran.
-        certificate: What was checked, and the verdict.
-    """
-
-    variant: str
-    provider: Provider
-    certificate: Certificate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What `verify` found.
-
-    Attributes:
-        path: What was verified.
-        variants: One report for each variant and provider.
-        skipped: Variant to the reason why it was not run.
-    """
-
-    path: Path
-    variants: tuple[VariantReport, ...]
-    skipped: dict[str, str]
-
-    @property
-    def exit_code(self) -> int:
-        """0 all checks passed, 1 a check failed, 3 something could not be decided."""
-        if any(
-            check.passed is False
-            for report in self.variants
-            for check in report.certificate.checks
-        ):
-            return 1
-        return 0 if all(report.certificate.passed for report in self.variants) else 3
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        import json
-
-        return {
-            "path": str(self.path),
-            "exit_code": self.exit_code,
-            "variants": [
-                {
-                    "variant": report.variant,
-                    "provider": str(report.provider),
-                    "passed": report.certificate.passed,
-                    "certificate": json.loads(report.certificate.to_json()),
-                }
-                for report in self.variants
-            ],
-            "skipped": self.skipped,
-        }
+FOREIGN_LENGTHS = (1, 2, 5, 13, 33, 65)
+"""Tokens that a model of others is run at: its float64 oracle is slow."""
 
 
 def verify(
     path: str | Path,
     *,
     provider: str | Provider | None = None,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] | None = None,
+    tokens_axis: Mapping[str, int] | None = None,
+    outputs: Iterable[str] | None = None,
     on_check: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Run every check of a package, or of a lone model of ours, on this machine.
+    """Prove, probe and compare a package or any ONNX file on this machine.
 
-    The oracle is the reference in float64 where the contract has a spec, and the graph itself in
-    float64 otherwise (`causal_attn.verify.widen`).
+    The influence proof follows every position through the graph; the probes perturb the future on
+    the real provider; parity holds results against the reference in float64 where the contract
+    has a spec, and against the graph itself in float64 otherwise (`causal_attn.verify.widen`).
 
     Args:
-        path: A package, or an ``.onnx`` file that carries a contract.
-        provider: Where to run; default: every variant whose provider is installed.
-        lengths: Tokens to check at.
+        path: A package, or an ``.onnx`` file of ours or of others.
+        provider: Where to run; default: every variant whose provider is installed, and the CPU
+            for a lone file.
+        lengths: Tokens to run at; default `LENGTHS`, or `FOREIGN_LENGTHS` without a contract.
+        tokens_axis: A model of others: which inputs hold tokens, and on which axis, where names
+            do not tell.
+        outputs: A model of others: which outputs to examine.
         on_check: Called with a few words before each check.
 
     Raises:
         PackageError: `path` cannot be read, or its files contradict each other.
+        UsageError: The inputs of a model of others cannot be told from their names.
         ProviderError: `provider` is not installed, or no variant can run here.
     """
     path = Path(path)
     available = available_providers()
     wanted = None if provider is None else Provider.parse(provider)
     reports, skipped = [], {}
-    for variant in _variants(path):
-        where = wanted if variant.provider is None else variant.provider
-        where = where or Provider.CPU
+    for variant, interface in _targets(path, tokens_axis, list(outputs) if outputs else None):
+        where = variant.provider or wanted or Provider.CPU
         if wanted is not None and where is not wanted:
             continue
         if where not in available:
             skipped[variant.name] = f"{where} is not installed here"
             continue
-        reports.append(_verify_variant(variant, where, lengths, on_check))
+        reports.append(_verify(variant, interface, where, lengths, on_check))
     if not reports:
         raise ProviderError(
             f"`provider` must be one that a variant of {path.name} is made for and that is "
@@ -125,37 +82,158 @@ def verify(
     return Report(path=path, variants=tuple(reports), skipped=skipped)
 
 
-def _variants(path: Path) -> tuple[Variant, ...]:
-    if path.is_dir():
-        return read_package(path).variants
-    return (open_model(path),)
+def _targets(
+    path: Path, tokens_axis: Mapping[str, int] | None, outputs: list[str] | None
+) -> Iterable[tuple[Variant, Interface]]:
+    ours = path.is_dir() or CONTRACT_KEY in read_metadata(path)
+    if ours and (tokens_axis or outputs):
+        raise UsageError(
+            "`tokens_axis` and `outputs` must be left out for a model with a contract, which says "
+            "so itself."
+        )
+    if not ours:
+        model = read_model(path)
+        interface = discover(model, path, tokens_axis=tokens_axis, outputs=outputs)
+        yield _foreign(path, interface.feeder.contract), interface
+        return
+    for variant in read_package(path).variants if path.is_dir() else (open_model(path),):
+        yield variant, from_contract(variant.contract, read_model(variant.model))
 
 
-def _verify_variant(
+def _foreign(path: Path, contract: Contract) -> Variant:
+    return Variant(
+        name=path.stem, component="", ep="", provider=None, device="", directory=path.parent,
+        model=path, contract=contract, certificate=None,
+    )  # fmt: skip
+
+
+def _verify(
     variant: Variant,
+    interface: Interface,
     provider: Provider,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | None,
     on_check: Callable[[str], None],
 ) -> VariantReport:
-    checks = [check_inputs_are_read(variant.model)]
-    with load(variant.model, provider, accept="unverified") as session:
-        checks.append(check_placement(session))
-        oracle, baseline = _runs(variant)
-        checks += run_checks(session, oracle, baseline, lengths=lengths, on_check=on_check)
-    certificate = certify(
-        model_digest(variant.model), checks, finite_mask=variant.contract.form == "attention"
+    checks: list[Check] = []
+    not_checked = list(interface.notes)
+    model = read_model(variant.model)
+    foreign = variant.contract.form == "foreign"
+    placement: dict[str, int] = {}
+    session = None
+    try:
+        session = open_variant(variant, provider)
+    except EngineError as error:
+        detail = f"ONNX Runtime does not load it, so nothing was run: {error}"
+        checks.append(Check(name="runs", passed=None, detail=detail, provider=str(provider)))
+    if session is not None and not interface.outputs:
+        interface = _found_by_running(session, interface)
+    on_check("influence proof")
+    proved = check_proof(model, interface, variant.directory)
+    checks[:0] = [check_inputs_are_read(model.graph), proved.check]
+    if session is not None:
+        with session:
+            placement = count_placement(session)
+            checks.append(check_placement(session))
+            usable = _usable_lengths(
+                session, interface, lengths or (FOREIGN_LENGTHS if foreign else LENGTHS)
+            )
+            if foreign and max(usable) < max(lengths or FOREIGN_LENGTHS):
+                not_checked.append(f"lengths above {max(usable)}: the model does not run there")
+            oracle, baseline, reason = _runs(variant, interface, usable)
+            if reason:
+                not_checked.append(f"parity: {reason}")
+            checks += run_checks(
+                session, interface.feeder, oracle, baseline, lengths=usable, on_check=on_check
+            )
+            on_check(f"decode on {provider}")
+            decode = check_decode(session, interface)
+            if decode is not None:
+                checks.append(decode)
+    return VariantReport(
+        variant=variant.name,
+        provider=provider,
+        certificate=_certificate(variant, checks, proved),
+        visibility=proved.proof.outputs,
+        leak=proved.proof.leak,
+        placement=placement,
+        not_checked=tuple(not_checked),
     )
-    return VariantReport(variant=variant.name, provider=provider, certificate=certificate)
 
 
-def _runs(variant: Variant) -> tuple[Run, Run]:
+def _certificate(variant: Variant, checks: Sequence[Check], proved: Proved) -> Certificate:
+    return certify(
+        model_digest(variant.model),
+        checks,
+        proved=proved.proof.verdict,
+        score_bound=proved.proof.score_bound,
+    )
+
+
+def _found_by_running(session: Session, interface: Interface) -> Interface:
+    """Token axes of outputs whose dims carry no name: those that grow with the tokens."""
+    rng = np.random.default_rng(0)
+    shapes = []
+    for sizes in interface.feeder.cases((5, 7)):
+        sizes = {**sizes, **{name: 2 for name in sizes if name not in ("tokens",)}}
+        results = session.run(interface.feeder.make({**sizes, **interface.feeder.pinned}, rng))
+        shapes.append({name: array.shape for name, array in results.items()})
+    axes = {}
+    for name, short in shapes[0].items():
+        grown = [axis for axis, size in enumerate(short) if shapes[1][name][axis] == size + 2]
+        if grown:
+            axes[name] = grown[0]
+    if not axes:
+        raise UsageError(
+            "`outputs` must have one that grows with the tokens, got none: "
+            f"{[tensor.name for tensor in session.contract.outputs]}. A graph that returns one "
+            "row for all tokens cannot be causal or not."
+        )
+    return with_outputs(interface, axes)
+
+
+def _usable_lengths(
+    session: Session, interface: Interface, lengths: Sequence[int]
+) -> Sequence[int]:
+    """`lengths` without those at the long end at which a model of others does not run.
+
+    A table of positions has an end. A graph that runs at 9 tokens only is another matter: what
+    fails below a length that runs is left in, and fails its check.
+    """
+    if interface.fixed_tokens is not None:
+        return (interface.fixed_tokens,)
+    if session.contract.form != "foreign":
+        return lengths
+    rng = np.random.default_rng(0)
+    usable = sorted(lengths)
+    while len(usable) > 1:
+        (sizes,) = interface.feeder.cases((usable[-1],))
+        try:
+            session.run(interface.feeder.make(sizes, rng))
+        except CausalAttnError:
+            usable.pop()
+            continue
+        break
+    return usable
+
+
+def _runs(
+    variant: Variant, interface: Interface, lengths: Sequence[int]
+) -> tuple[Run | None, Run | None, str]:
+    """Oracle and baseline, or the reason why there are none."""
     spec = variant.contract.spec
     if spec is not None:
 
         def run(feeds: Feeds) -> Feeds:
             return run_spec(spec, feeds)
 
-        return run, run
-    from causal_attn.verify.widen import GraphRun
-
-    return GraphRun(variant.model, wide=True), GraphRun(variant.model, wide=False)
+        return run, run, ""
+    try:
+        wide = GraphRun(variant.model, wide=True)
+        plain = GraphRun(variant.model, wide=False)
+        (sizes,) = interface.feeder.cases((min(lengths),))
+        feeds = interface.feeder.make(sizes, np.random.default_rng(0))
+        plain(feeds)
+        wide(feeds)
+    except CausalAttnError as error:
+        return None, None, str(error)
+    return wide, plain, ""

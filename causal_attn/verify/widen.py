@@ -47,14 +47,20 @@ class GraphRun:
             self._evaluator = ReferenceEvaluator(model)
         # The evaluator raises what its operators raise, under many types.
         except Exception as error:  # noqa: BLE001
-            raise PackageError(
-                f"`path` must use operators that onnx's reference evaluator has, got {error}."
-            ) from None
+            raise PackageError(_no_implementation(error)) from None
         self._names = [value.name for value in model.graph.output]
 
     def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        results: Any = self._evaluator.run(None, dict(feeds))
+        try:
+            results: Any = self._evaluator.run(None, dict(feeds))
+        except Exception as error:  # noqa: BLE001
+            raise PackageError(_no_implementation(error)) from None
         return dict(zip(self._names, results, strict=True))
+
+
+def _no_implementation(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"onnx's reference evaluator, the float64 oracle, does not run the graph: {text[:200]}"
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:

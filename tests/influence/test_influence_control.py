@@ -14,7 +14,9 @@ from causal_attn.verify.influence import Proof, prove
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
-def info(name: str, dtype: int = FLOAT, dims: list[int | str] | None = None) -> onnx.ValueInfoProto:
+def info(
+    name: str, dtype: int = FLOAT, dims: list[int | str] | None = None
+) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, dims)
 
 
@@ -190,9 +192,7 @@ def test_convolution(
     pads: list[int], kernel: list[float], dilation: int, verdict: Verdict
 ) -> None:
     weight = np.array(kernel, np.float32).reshape(1, 1, 3).repeat(2, 0).repeat(3, 1)
-    model = single(
-        "Conv", ["b", 3, "tokens"], consts=[weight], pads=pads, dilations=[dilation]
-    )
+    model = single("Conv", ["b", 3, "tokens"], consts=[weight], pads=pads, dilations=[dilation])
     proof = prove(model, tokens={"x0": 2}, outputs={"y": 2})
     assert proof.verdict is verdict
 

@@ -1,0 +1,135 @@
+"""Decode equivalence: one graph must say the same however the tokens are handed to it.
+
+The whole sequence at once, token by token, and in chunks, each call continuing the cache of the
+one before. The rows must agree within twice the rounding that the graph itself shows when the same
+rows are computed at other lengths (kernels sum in other orders at other shapes), plus a band of 16
+units in the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.certificate import Check
+from causal_attn.errors import CausalAttnError
+from causal_attn.runtime import Session
+from causal_attn.verify.feeds import Feeds
+from causal_attn.verify.interface import PAST, TOKENS, Interface
+
+__all__ = ["check_decode"]
+
+BAND_ULP = 16
+_LENGTH = 11
+
+
+def check_decode(session: Session, interface: Interface, *, seed: int = 5) -> Check | None:
+    """Run one sequence whole, token by token and in chunks; ``None`` for a graph with no cache."""
+    if not interface.cache or TOKENS in interface.feeder.pinned:
+        return None
+    runner = _Decoder(session, interface, np.random.default_rng(seed))
+    name, provider = "decode is equivalent", str(session.provider)
+    ways = {"token by token": (1,) * _LENGTH, "in chunks": (4, 1, 3, 3)}
+    figures: dict[str, Any] = {}
+    try:
+        whole = runner.run((_LENGTH,))
+        noise = max(
+            _difference(runner.prefix(length), whole, length) for length in (1, 3, _LENGTH - 1)
+        )
+        largest = max(float(np.abs(rows.astype(np.float64)).max()) for rows in whole.values())
+        eps = max(float(np.finfo(rows.dtype).eps) for rows in whole.values())
+        budget = 2 * noise + BAND_ULP * eps * largest
+        for way, steps in ways.items():
+            error = _difference(runner.run(steps), whole, _LENGTH)
+            figures[way] = {"max_abs": error, "budget": budget}
+            if not error <= budget:
+                detail = f"{way} is off by {error:.3g} from the whole, budget {budget:.3g}"
+                return Check(
+                    name=name, passed=False, detail=detail, figures=figures, provider=provider
+                )
+    except CausalAttnError as error:
+        detail = f"does not decode {_LENGTH} tokens: {error}"
+        return Check(name=name, passed=False, detail=detail, provider=provider)
+    worst = max(figure["max_abs"] for figure in figures.values())
+    return Check(
+        name=name,
+        passed=True,
+        detail=f"whole, {' and '.join(ways)} agree within {worst:.2g}, budget {budget:.2g}",
+        figures=figures,
+        provider=provider,
+    )
+
+
+class _Decoder:
+    def __init__(self, session: Session, interface: Interface, rng: np.random.Generator) -> None:
+        self.session, self.interface = session, interface
+        (sizes,) = interface.feeder.cases((_LENGTH,))
+        self.sizes = {**sizes, PAST: 0}
+        self.feeds = interface.feeder.make(self.sizes, rng)
+        present = {output for _, output in interface.cache}
+        self.rows = {name: axis for name, axis in interface.outputs.items() if name not in present}
+
+    def prefix(self, length: int) -> dict[str, NDArray[Any]]:
+        """The first rows, computed without the others."""
+        return self._collect([self._call(0, length, None)])
+
+    def run(self, steps: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """All rows, in calls of `steps` tokens that hand the cache on."""
+        results: list[dict[str, NDArray[Any]]] = []
+        done = 0
+        for step in steps:
+            results.append(self._call(done, step, results[-1] if results else None))
+            done += step
+        return self._collect(results)
+
+    def _call(
+        self, start: int, step: int, before: dict[str, NDArray[Any]] | None
+    ) -> dict[str, NDArray[Any]]:
+        feeder = self.interface.feeder
+        sizes = {**self.sizes, TOKENS: step, PAST: start}
+        feeds: Feeds = {}
+        cache = dict(self.interface.cache)
+        for tensor in feeder.contract.inputs:
+            shape = feeder.shape(tensor, sizes)
+            if tensor.name in feeder.fixed:
+                feeds[tensor.name] = feeder.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
+            elif tensor.name in cache:
+                feeds[tensor.name] = (
+                    before[cache[tensor.name]]
+                    if before is not None
+                    else np.zeros(shape, tensor.dtype)
+                )
+            else:
+                array = self.feeds[tensor.name]
+                for axis in feeder.token_axes(tensor):
+                    array = np.take(array, range(start, start + step), axis)
+                feeds[tensor.name] = array
+        return self.session.run(feeds)
+
+    def _collect(self, results: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+        """Rows of every output along axis 0, but weights, whose keys differ in number."""
+        keyed = {
+            tensor.name
+            for tensor in self.interface.feeder.contract.outputs
+            if len(list(self.interface.feeder.token_axes(tensor))) > 1
+        }
+        return {
+            name: np.concatenate([np.moveaxis(result[name], axis, 0) for result in results])
+            for name, axis in self.rows.items()
+            if name not in keyed
+        }
+
+
+def _difference(
+    rows: dict[str, NDArray[Any]], whole: dict[str, NDArray[Any]], length: int
+) -> float:
+    worst = 0.0
+    for name, got in rows.items():
+        want = whole[name][:length].astype(np.float64)
+        error = np.abs(got.astype(np.float64) - want)
+        # NaN must not pass: max() of a list with NaN depends on the order.
+        worst = max(worst, float("inf") if np.isnan(error).any() else float(error.max(initial=0)))
+    return worst
