@@ -25,7 +25,7 @@ def some(*shape: int) -> Array:
 
 
 def quantized(*shape: int) -> Array:
-    return RANDOM.integers(0, 255, shape).astype(np.uint8)
+    return RANDOM.integers(0, 250, shape).astype(np.uint8)
 
 
 def scalar(value: float) -> Array:
