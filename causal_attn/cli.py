@@ -155,29 +155,63 @@ def export(
     _show_package(package, as_json)
 
 
-@app.command(epilog="Example: causal-attn verify demo/causal_attention --json")
+@app.command(epilog="Example: causal-attn verify model.onnx --report report --json")
 def verify(
-    path: Annotated[Path, typer.Argument(help="A package, or an .onnx file with a contract.")],
+    path: Annotated[Path, typer.Argument(help="A package, or any .onnx file.")],
     provider: Annotated[
         str | None, typer.Option("--provider", "-p", help="Default: all that are installed.")
     ] = None,
+    tokens_axis: Annotated[
+        list[str] | None,
+        typer.Option(help="Where the tokens lie, if names do not tell: input_ids=1; repeat it."),
+    ] = None,
+    output: Annotated[
+        list[str] | None, typer.Option(help="Output to examine; default all; repeat it.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder for a page with pictures of what was found.")
+    ] = None,
+    certify: Annotated[
+        bool,
+        typer.Option("--certify", help="Write the certificate into the package or model."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run every check again, without PyTorch, on this machine's providers."""
+    """Prove, probe and compare a graph, without PyTorch: is it causal, is it right?"""
     from causal_attn.tables import check_table, verdict_line
     from causal_attn.verify import verify as run_verify
+    from causal_attn.verify import write_certificates
+    from causal_attn.verify.page import write_page
 
     with _steps() as on_step:
-        report = run_verify(path, provider=provider, on_check=on_step)
+        found = run_verify(
+            path,
+            provider=provider,
+            tokens_axis=_parse_axes(tokens_axis),
+            outputs=output,
+            on_check=on_step,
+        )
+        page = write_page(found, report) if report is not None else None
+        certified = write_certificates(found) if certify else None
     if as_json:
-        _print_json(report.to_dict())
+        _print_json(found.to_dict() | ({} if certified is None else {"certified": certified}))
     else:
-        for one in report.variants:
-            out.print(check_table(one.certificate.checks, f"variant {one.variant}"))
+        for one in found.variants:
+            out.print(check_table(one.certificate.checks, f"{one.variant} on {one.provider}"))
+            if one.leak is not None:
+                out.print(f"leak: {escape(str(one.leak))}")
+                for place in one.leak.path:
+                    out.print(f"  {escape(place)}")
+            for sentence in one.not_checked:
+                out.print(f"not checked: {escape(sentence)}")
             out.print("verdict:", verdict_line(one.certificate))
-        for name, reason in report.skipped.items():
-            out.print(f"variant {name}: not checked, {reason}")
-    raise typer.Exit(report.exit_code)
+        for name, reason in found.skipped.items():
+            out.print(f"variant {name}: not run, {reason}")
+        if page is not None:
+            out.print(f"report: {page}")
+        if certified is not None:
+            out.print("certified" if certified else "not certified: a check did not pass")
+    raise typer.Exit(found.exit_code)
 
 
 @app.command(epilog="Example: causal-attn inspect demo/causal_attention")
@@ -313,6 +347,16 @@ def _example_tensors(sources: list[str] | None) -> Any:
     from causal_attn.arrays import read_arrays
 
     return {name: torch.from_numpy(array) for name, array in read_arrays(sources).items()}
+
+
+def _parse_axes(entries: list[str] | None) -> dict[str, int] | None:
+    axes = {}
+    for entry in entries or ():
+        name, separator, axis = entry.rpartition("=")
+        if not separator or not axis.isdigit():
+            raise UsageError(f"`--tokens-axis` must look like input_ids=1, got {entry!r}.")
+        axes[name] = int(axis)
+    return axes or None
 
 
 def _parse_dims(entries: list[str] | None) -> dict[str, list[str | None]] | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.certificate import Certificate
+from causal_attn.contract import Contract
 from causal_attn.provider import Provider
 from causal_attn.verify.influence import Leak
 
@@ -26,6 +27,7 @@ class VariantReport:
         variant: Its name in the package, or the file's stem.
         provider: Where it ran.
         certificate: What was checked, and the verdict.
+        contract: What it was fed by; found by `verify` itself for a model of others.
         visibility: Of every output that was examined: which row (of the new tokens) is reached by
             which position (of the past, then the new tokens), bool.
         leak: The first pair of positions that must not meet, and the path between them.
@@ -36,6 +38,7 @@ class VariantReport:
     variant: str
     provider: Provider
     certificate: Certificate
+    contract: Contract
     visibility: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     leak: Leak | None = None
     placement: Mapping[str, int] = field(default_factory=dict)

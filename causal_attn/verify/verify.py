@@ -153,6 +153,7 @@ def _verify(
         variant=variant.name,
         provider=provider,
         certificate=_certificate(variant, checks, proved),
+        contract=interface.feeder.contract,
         visibility=proved.proof.outputs,
         leak=proved.proof.leak,
         placement=placement,

@@ -17,8 +17,9 @@ Dims = Sequence[int | str]
 class Builder:
     """Adds nodes one after the other and names what they write."""
 
-    def __init__(self, opset: int = 18) -> None:
+    def __init__(self, opset: int = 18, weights: str = "") -> None:
         self.opset = opset
+        self.weights = weights
         self.nodes: list[NodeProto] = []
         self.stored: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -34,6 +35,14 @@ class Builder:
         return name
 
     def weight(self, *shape: int) -> str:
+        if self.weights:
+            # All weights share one file: the proof reads no more than a sample of it.
+            name = f"const_{len(self.stored)}"
+            tensor = TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT)
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value=self.weights)
+            self.stored.append(tensor)
+            return name
         return self.const(self.random.normal(size=shape) + 3.0, np.float32)
 
     def __call__(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
@@ -85,6 +94,7 @@ def decoder(
     norm_axis: int = -1,
     swap: bool = False,
     extra: Callable[[Builder, str], str] | None = None,
+    weights: str = "",
 ) -> ModelProto:
     """A pre-norm decoder of about 30 nodes a layer, ``input_ids -> logits``.
 
@@ -99,9 +109,10 @@ def decoder(
         softmax_axis: Of the scores.
         norm_axis: First normalized axis of the residual stream.
         swap: Keys and values change places.
+        weights: File that stores the weights; in the model unless given.
         extra: A mutant of the residual stream, after the first block.
     """
-    b = Builder()
+    b = Builder(weights=weights)
     ids = b.input("input_ids", ["batch", "tokens"], TensorProto.INT64)
     size = width // heads
     x = b("Gather", b.weight(50, width), ids)

@@ -1,4 +1,4 @@
-"""Attention operators, ONNX's and ONNX Runtime's: masks, windows, caches, and their known traps."""
+"""Attention operators, ONNX's and ONNX Runtime's: masks, windows, caches, known traps."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from influence_graphs import Builder, single
+from influence_graphs import Builder, Dims, single
 from onnx import ModelProto, TensorProto
 
 from causal_attn.certificate import Verdict
 from causal_attn.verify.influence import Proof, prove
 
 MICROSOFT = "com.microsoft"
-QKV4 = [["b", 4, "tokens", 8]] * 3
-QKV3 = [["b", "tokens", 32]] * 3
+QKV4: list[Dims] = [["b", 4, "tokens", 8]] * 3
+QKV3: list[Dims] = [["b", "tokens", 32]] * 3
 LOWER = np.tri(33, dtype=bool)
 
 
@@ -36,7 +36,7 @@ def test_causal_attention(opset: int) -> None:
 
 
 def test_attention_on_three_axes_with_grouped_heads() -> None:
-    dims = [["b", "tokens", 32], ["b", "tokens", 16], ["b", "tokens", 16]]
+    dims: list[Dims] = [["b", "tokens", 32], ["b", "tokens", 16], ["b", "tokens", 16]]
     model = single("Attention", *dims, opset=25, is_causal=1, q_num_heads=4, kv_num_heads=2)
     assert proof_of(model, 1).verdict is Verdict.CAUSAL
 
@@ -59,7 +59,7 @@ def test_attention_with_a_stored_mask(kind: str) -> None:
     allowed = np.tri(7, dtype=bool)
     fill = -1e4 if kind == "finite" else -np.inf
     mask = allowed if kind == "bool" else np.where(allowed, 0, fill).astype(np.float32)
-    dims = [["b", 4, 7, 8]] * 3
+    dims: list[Dims] = [["b", 4, 7, 8]] * 3
     proof = proof_of(single("Attention", *dims, opset=25, consts=[mask]), 2)
     assert proof.calls == ((7, 0),)
     assert np.array_equal(proof.outputs["y"], np.tri(7, dtype=bool))
@@ -72,7 +72,7 @@ def test_attention_with_a_stored_mask(kind: str) -> None:
 
 def test_mask_with_one_key_is_padded_at_opset_25() -> None:
     mask = np.ones((1, 1), bool)
-    dims = [["b", 4, 5, 8]] * 3
+    dims: list[Dims] = [["b", 4, 5, 8]] * 3
     proof = proof_of(single("Attention", *dims, opset=25, consts=[mask]), 2)
     # Only key 0 is seen by every query (trap 7), which is causal, and is said in a note.
     assert proof.verdict is Verdict.CAUSAL
@@ -95,7 +95,7 @@ def test_attention_window_to_the_right_leaks() -> None:
 def cached(op: str, domain: str = "", **attributes: Any) -> ModelProto:
     b = Builder(25)
     four = domain == ""
-    new = ["b", 4, "tokens", 8] if four else ["b", "tokens", 32]
+    new: Dims = ["b", 4, "tokens", 8] if four else ["b", "tokens", 32]
     names = [b.input(name, new) for name in ("q", "k", "v")]
     past = [b.input(name, ["b", 4, "past", 8]) for name in ("past_key", "past_value")]
     between = [""] if four else ["", "", ""]

@@ -38,9 +38,9 @@ def scan_model(reverse: bool) -> ModelProto:
     b = Builder()
     x = b.input("x", ["b", "tokens", 4])
     start = b.const(np.zeros((1, 4)), np.float32)
-    turn = [int(reverse)]
-    y = b("Scan", start, x, outputs=2, body=body, num_scan_inputs=1, scan_input_axes=[1],
-          scan_output_axes=[1], scan_input_directions=turn, scan_output_directions=turn)  # fmt: skip
+    axes = {"scan_input_axes": [1], "scan_output_axes": [1]}
+    turns = {f"scan_{way}_directions": [int(reverse)] for way in ("input", "output")}
+    y = b("Scan", start, x, outputs=2, body=body, num_scan_inputs=1, **axes, **turns)
     return b.model({"y": f"{y}_1"}, None)
 
 
@@ -228,8 +228,8 @@ def test_static_quantization_keeps_the_mask() -> None:
     x = b.input("x", ["b", "tokens", 4])
     scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
     length = b("Gather", b("Shape", x), b.const(1, np.int64))
-    square = b("Expand", b.const(-1000.0, np.float32),
-               b("Concat", *[b("Unsqueeze", length, b.const([0], np.int64))] * 2, axis=0))  # fmt: skip
+    side = b("Unsqueeze", length, b.const([0], np.int64))
+    square = b("Expand", b.const(-1000.0, np.float32), b("Concat", side, side, axis=0))
     masked = b("Add", scores, b("Trilu", square, b.const(1, np.int64)))
     scale, zero = b.const(4.0, np.float32), b.const(255, np.uint8)
     stored = b("QuantizeLinear", masked, scale, zero)

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from causal_attn.errors import InputError
 from causal_attn.verify.influence.dims import evaluate_dim
 from causal_attn.verify.influence.graph import Graph
-from causal_attn.verify.influence.tensor import Array, Tensor, constant, no_bits, unknown
+from causal_attn.verify.influence.registry import Mode
+from causal_attn.verify.influence.tensor import (
+    Array,
+    Unshaped,
+    Value,
+    constant,
+    no_bits,
+    unknown,
+)
 
 __all__ = ["Axes", "Known", "Values", "bind", "feed", "ones", "positions"]
 
@@ -91,20 +99,27 @@ def feed(
     past: int,
     bound: Mapping[str, int],
     known: Mapping[str, Known],
-    words: int,
-) -> dict[str, Tensor]:
-    """Every graph input as an abstract tensor.
+    mode: Mode,
+) -> dict[str, Value]:
+    """Every graph input as an abstract tensor; one without a shape is a cause of doubt.
 
     Raises:
         InputError: A value in `known` has another shape than the input has in this call.
     """
-    tensors = {}
+    words = mode.words
+    tensors: dict[str, Value] = {}
     for name in graph.inputs:
         if name in graph.stored and axes.of(name) is None and name not in known:
             continue
         role = axes.of(name)
+        if name not in graph.shapes:
+            bit = mode.doubt(f"input {name!r}: it has no shape")
+            tensors[name] = Unshaped(
+                tuple((1 << bit >> 64 * word) % 2**64 for word in range(words))
+            )
+            continue
         shape = []
-        for at, dim in enumerate(graph.shapes.get(name, ())):
+        for at, dim in enumerate(graph.shapes[name]):
             if role is not None and at == role[1] % len(graph.shapes[name]):
                 sizes = {"tokens": tokens, "past": past, "total": past + tokens}
                 shape.append(sizes[role[0]])

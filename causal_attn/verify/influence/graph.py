@@ -123,7 +123,9 @@ def read_graph(proto: GraphProto, base_dir: Path | None) -> Graph:
             dtypes[info.name] = numpy_dtype(kind.elem_type)
         if kind.HasField("shape"):
             shapes[info.name] = tuple(
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+                dim.dim_value
+                if dim.HasField("dim_value") and dim.dim_value >= 0
+                else dim.dim_param
                 for dim in kind.shape.dim
             )
     return Graph(

@@ -162,7 +162,7 @@ def _evaluate(
     bound = bind(graph, claim.axes, tokens, past, claim.dims)
     assert bound is not None  # `_calls` keeps calls that fit
     mode = Mode(positions=past + tokens, threshold=threshold, optimistic=optimistic)
-    values = feed(graph, claim.axes, tokens, past, bound, claim.known, mode.words)
+    values = feed(graph, claim.axes, tokens, past, bound, claim.known, mode)
     frame = Frame(claim.program, mode, values=values, dims=bound)
     frame.run(graph)
     matrices, doubtful, leaks = {}, {}, {}
