@@ -181,7 +181,6 @@ def verify(
     from causal_attn.tables import check_table, verdict_line
     from causal_attn.verify import verify as run_verify
     from causal_attn.verify import write_certificates
-    from causal_attn.verify.page import write_page
 
     with _steps() as on_step:
         found = run_verify(
@@ -191,7 +190,11 @@ def verify(
             outputs=output,
             on_check=on_step,
         )
-        page = write_page(found, report) if report is not None else None
+        page = None
+        if report is not None:
+            from causal_attn.verify.page import write_page
+
+            page = write_page(found, report)
         certified = write_certificates(found) if certify else None
     if as_json:
         _print_json(found.to_dict() | ({} if certified is None else {"certified": certified}))
