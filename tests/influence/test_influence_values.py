@@ -139,6 +139,13 @@ def test_linear_attention_is_causal() -> None:
     assert attention(mask, softmax=False).verdict is Verdict.CAUSAL
 
 
+def test_lower_triangle_of_scores_hides_the_rest() -> None:
+    def mask(b: Builder, scores: str, seen: str) -> str:
+        return b("Trilu", b("Exp", scores), upper=0)
+
+    assert attention(mask, softmax=False).verdict is Verdict.CAUSAL
+
+
 def test_rows_without_a_key_are_nan_and_may_be_cleaned() -> None:
     """The first row sees no key: NaN by the formula of softmax, and then 0."""
 
