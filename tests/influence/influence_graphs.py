@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-__all__ = ["Builder", "Dims", "decoder", "single"]
+__all__ = ["Builder", "Dims", "allowed", "decoder", "single"]
 
 Dims = Sequence[int | str]
 

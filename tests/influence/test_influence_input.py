@@ -78,6 +78,13 @@ def test_model_without_a_graph_is_refused() -> None:
         prove(ModelProto(), tokens={"x": 1})
 
 
+def test_opset_newer_than_onnx_is_refused() -> None:
+    model = small()
+    model.opset_import[0].version = 999
+    with pytest.raises(PackageError, match="opset must be at most"):
+        prove(model, tokens={"x0": 1}, outputs={"y": 1})
+
+
 def test_input_without_a_shape_is_undecided() -> None:
     b = Builder()
     x = b.input("x", ["b", "tokens", 4])

@@ -13,6 +13,14 @@
     trace       the path of a leak
     proof       lengths, masks read strictly and leniently, the verdict
 
+Limits. The proof is about finite data (``0 * NaN`` passes a weight of zero), about the lengths it
+is asked for, about one row of a batch unless ``dims`` says more, and about the kernels of ONNX
+Runtime 1.32.0 where operators of ``com.microsoft`` or ``Attention`` below opset 25 leave a choice.
+It follows sets of positions, not values: two paths that cancel still count as a path. Operators
+without a rule make the verdict ``undecided`` where it depends on them: among others Resize, DFT,
+GridSample, NonZero and Unique of data, the packed, paged, sparse and quantized attention of
+``com.microsoft``, and every domain it does not know.
+
 Everything below `proof` is pure: no rule keeps state, and what is seen on the way is kept in the
 `Mode` of one evaluation.
 """

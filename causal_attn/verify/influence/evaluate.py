@@ -121,7 +121,7 @@ class Frame:
             return self._ruled(call, graph)
         except DataDependent as reason:
             return self._joined(call, f"{node}: {reason}", graph)
-        except (ValueError, IndexError, KeyError, TypeError, ArithmeticError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             # A node whose inputs do not fit together: nothing can be said of it.
             return self._joined(call, f"{node}: its inputs do not fit ({error})", graph)
 

@@ -52,10 +52,17 @@ def read_program(model: ModelProto, base_dir: Path | None) -> Program:
     """Read a model.
 
     Raises:
-        PackageError: It has no graph, its nodes are not in order, or its external data is missing.
+        PackageError: It has no graph, its opset is newer than the installed onnx, its nodes are
+            not in order, or its external data is missing.
     """
     if not model.HasField("graph") or not model.graph.output:
         raise PackageError("The model must have a graph with outputs, got one without.")
+    newest, asked = onnx.defs.onnx_opset_version(), _opsets(model.opset_import).get("", 1)
+    if asked > newest:
+        raise PackageError(
+            f"The model's opset must be at most {newest}, the newest that onnx {onnx.__version__} "
+            f"knows, got {asked}. Install a newer onnx: what its operators mean may have changed."
+        )
     graph = read_graph(model.graph, base_dir)
     _check_order(graph)
     functions = {
