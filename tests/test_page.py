@@ -33,7 +33,7 @@ from causal_attn.verify.page_markup import MOST_KEPT, code, foldable, middle, ta
 from causal_attn.verify.page_style import STYLE
 
 CAUSAL = np.tri(6, dtype=bool)
-LEAKY = CAUSAL | np.eye(6, k=2, dtype=bool)
+LEAKY = CAUSAL | np.eye(6, k=1, dtype=bool)
 DIGEST = "0123456789abcdef" * 4
 HOSTILE = "<script>document.title='taken'</script><img src='http://127.0.0.1:9/x'>\"'&lt;"
 LONG = "/layer" * 1700
@@ -144,7 +144,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img", "wbr"):
+        if tag not in ("meta", "img", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -263,8 +263,8 @@ def test_equal_matrices_share_a_picture_and_leaks_come_first() -> None:
     outline = Outline(page(visibility=visibility, leak=Leak()))
     alts = [attributes["alt"] for _, attributes in outline.named("img")]
     assert alts == [
-        "Visibility of logits, 6 rows by 6 input positions: 4 leaks, the first from input "
-        "position 2 to row 0.",
+        "Visibility of logits, 6 rows by 6 input positions: 5 leaks, the first from input "
+        "position 1 to row 0.",
         "Visibility of present.0 and 5 more, 6 rows by 6 input positions: no row sees its future.",
     ]
     assert "present.5" in outline.text
@@ -275,7 +275,9 @@ def test_pictures_that_are_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -
     many = {f"out.{n}": np.tri(2, n + 2, n, dtype=bool) for n in range(4)}
     many["empty"] = np.zeros((0, 4), bool)
     outline = Outline(page(visibility=many))
-    assert len(outline.named("img")) == 2
+    alts = [attributes["alt"] or "" for _, attributes in outline.named("img")]
+    assert len(alts) == 2
+    assert all(alt.endswith("no row sees its future.") for alt in alts)
     assert "Not drawn: " in outline.text
     for name in ("out.2", "out.3", "empty"):
         assert name in outline.text
@@ -549,7 +551,6 @@ def test_a_browser_shows_the_page(
         assert all(size > 0 for size in view["pictures"])
         assert view["scripts"] == 0
         assert view["needs"] <= view["width"], "the page is wider than the screen"
-    # Not even an icon is asked for.
     assert set(asked) == {"/probe.html", "/index.html"}
 
 
@@ -563,7 +564,7 @@ def test_a_browser_obeys_the_policy(site: tuple[Path, str, list[str]], tmp_path:
     # The page itself never holds such markup; the policy is the second lock, and this the key.
     (folder / "locked.html").write_text(text, "utf-8")
     browse(tmp_path, "--dump-dom", f"{address}/locked.html")
-    assert asked == ["/locked.html"]
+    assert asked == ["/locked.html"], "not even an icon is asked for"
     (folder / "bare.html").write_text(bare, "utf-8")
     browse(tmp_path, "--dump-dom", f"{address}/bare.html")
     assert {"/taken", "/style"} < set(asked), "the test cannot see requests"

@@ -95,8 +95,6 @@ def render_page(report: ReportInput) -> str:
         GENERATOR,
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        # Without it a browser asks the server that the page comes from for an icon.
-        tag("link", rel="icon", href="data:,"),
         tag("title", visible(f"{words}: {name[:200]}")),
         tag("style", Markup(STYLE)),
     )

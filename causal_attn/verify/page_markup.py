@@ -14,7 +14,7 @@ __all__ = ["Markup", "code", "foldable", "middle", "prose", "tag", "visible"]
 MOST_KEPT = 20_000
 """Characters of one text that enter a page at all; a name in a model can have 2 GB."""
 
-_VOID = {"img", "link", "meta"}
+_VOID = {"img", "meta"}
 
 
 class Markup(str):

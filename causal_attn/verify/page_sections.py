@@ -72,7 +72,7 @@ def pictures(visibility: Mapping[str, NDArray[np.bool_]]) -> Markup:
 
 
 def _leaks(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """As `draw_visibility` colours them."""
+    """What lies right of the diagonal that ends in the corner: rows are the last positions."""
     queries, inputs = matrix.shape
     return np.triu(matrix, k=1 + max(inputs - queries, 0))
 
@@ -80,7 +80,7 @@ def _leaks(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Markup:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "visibility.png")
-        draw_visibility(matrix, path)
+        draw_visibility(matrix, path, leaks=_leaks(matrix))
         content = path.read_bytes()
     width, height = struct.unpack(">II", content[16:24])
     pairs = np.argwhere(_leaks(matrix))
