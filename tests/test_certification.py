@@ -37,7 +37,7 @@ def sums(path: Path, reverse: int = 0) -> Path:
 def test_a_model_of_others_can_be_loaded_once_it_is_certified(tmp_path: Path) -> None:
     path = sums(tmp_path / "sums.onnx")
     before = model_digest(path)
-    with pytest.raises(PackageError, match="must carry 'causal_attn.contract'"):
+    with pytest.raises(PackageError, match=r"must carry 'causal_attn.contract'"):
         load(path)
     report = verify(path, lengths=LENGTHS)
     assert report.exit_code == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from causal_attn.errors import UsageError
 from causal_attn.verify import page_sections as sections
 from causal_attn.verify.page_headline import Headline, headline
-from causal_attn.verify.page_input import ReportInput, VariantInput
+from causal_attn.verify.report import Report, VariantReport
 from causal_attn.verify.page_markup import Markup, code, foldable, tag, visible
 from causal_attn.verify.page_style import STYLE
 
@@ -37,7 +37,7 @@ ICONS = {
 """Shapes in a circle of 24 units: the verdict is not told by colour alone."""
 
 
-def write_page(report: ReportInput, folder: str | Path) -> Path:
+def write_page(report: Report, folder: str | Path) -> Path:
     """Write ``index.html`` into `folder` and return its path.
 
     An earlier page of `verify` is replaced once the new one is complete.
@@ -79,7 +79,7 @@ def write_page(report: ReportInput, folder: str | Path) -> Path:
     return path
 
 
-def render_page(report: ReportInput) -> str:
+def render_page(report: Report) -> str:
     """The page as text that every encoding for HTML can carry.
 
     Raises:
@@ -121,7 +121,7 @@ def _exit_sentence(code: int) -> str:
     return f"Exit code {code}: {meaning.get(code, 'see the reasons below')}."
 
 
-def _banner(variant: VariantInput, line: Headline) -> Markup:
+def _banner(variant: VariantReport, line: Headline) -> Markup:
     return tag(
         "li",
         _icon(line.tone),
@@ -140,7 +140,7 @@ def _icon(tone: str) -> Markup:
     return tag("svg", *shapes, viewBox="0 0 24 24", aria_hidden="true")
 
 
-def _article(variant: VariantInput, line: Headline, anchor: str) -> Markup:
+def _article(variant: VariantReport, line: Headline, anchor: str) -> Markup:
     certificate = variant.certificate
     title = tag("h2", code(variant.variant), tag("span", f" on {variant.provider}"), id=anchor)
     mark = tag("span", line.words, class_=f"mark {line.tone}")

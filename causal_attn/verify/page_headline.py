@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from causal_attn.certificate import Check, Verdict
-from causal_attn.verify.page_input import LeakInput, VariantInput
+from causal_attn.verify.influence import Leak
+from causal_attn.verify.report import VariantReport
 from causal_attn.verify.page_markup import Markup, code, prose, tag, visible
 
 __all__ = ["Headline", "headline", "leak_sentence"]
@@ -26,7 +27,7 @@ class Headline(NamedTuple):
     reason: Markup
 
 
-def headline(variant: VariantInput) -> Headline:
+def headline(variant: VariantReport) -> Headline:
     """The verdict, and whether the other checks let it stand."""
     certificate = variant.certificate
     failed = [check for check in certificate.checks if check.passed is False]
@@ -74,7 +75,7 @@ def _sentence(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
-def leak_sentence(leak: LeakInput) -> Markup:
+def leak_sentence(leak: Leak) -> Markup:
     """The leaking pair and the call in which it is seen."""
     cached = f" with {leak.past} in the cache" if leak.past else ""
     return tag(

@@ -17,7 +17,7 @@ from causal_attn.certificate import Certificate, Check
 from causal_attn.picture import draw_visibility
 from causal_attn.provider import Provider
 from causal_attn.verify.page_headline import leak_sentence
-from causal_attn.verify.page_input import LeakInput
+from causal_attn.verify.influence import Leak
 from causal_attn.verify.page_markup import Markup, code, foldable, prose, tag, visible
 
 __all__ = [
@@ -111,7 +111,7 @@ def _named(names: list[str]) -> Markup:
     )
 
 
-def leaking_path(leak: LeakInput) -> Markup:
+def leaking_path(leak: Leak) -> Markup:
     """The nodes that the first leak passes, in order; the middle of a long path is folded."""
     steps = [tag("li", _step(text)) for text in leak.path]
     start = tag("p", leak_sentence(leak))
