@@ -17,7 +17,7 @@ from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from causal_attn.certificate import Certificate, Check, Verdict
 from causal_attn.errors import UsageError
 from causal_attn.picture import BLUE, LEAK
 from causal_attn.provider import Provider
-from causal_attn.verify.page import render_page, write_page
+from causal_attn.verify import page as page_module
 from causal_attn.verify.page_headline import headline
 from causal_attn.verify.page_markup import MOST_KEPT, code, foldable, middle, tag, visible
 from causal_attn.verify.page_style import STYLE
@@ -68,6 +68,15 @@ class Report:
     exit_code: int = 0
 
 
+def render(report: Report) -> str:
+    """`render_page` of a report whose parts are plain data."""
+    return page_module.render_page(cast(Any, report))
+
+
+def write(report: Report, folder: str | Path) -> Path:
+    return page_module.write_page(cast(Any, report), folder)
+
+
 PARITY = {"logits": {"max_abs": 4.2e-7, "max_rel": 1e-7, "max_ulp": 1.5, "budget": 2.1e-6}}
 PASSED = (
     Check(name="future is invisible", passed=True, detail="the past bitwise equal"),
@@ -87,7 +96,7 @@ def certified(
 
 def page(**fields: Any) -> str:
     """The page about one variant with these fields, certified unless they say otherwise."""
-    return render_page(Report(variants=(Variant(**{"certificate": certified(), **fields}),)))
+    return render(Report(variants=(Variant(**{"certificate": certified(), **fields}),)))
 
 
 def leaking() -> Report:
@@ -127,7 +136,7 @@ def hostile() -> Report:
 
 @cache
 def rendered(report: Callable[[], Report]) -> str:
-    return render_page(report())
+    return render(report())
 
 
 class Outline(HTMLParser):
@@ -220,7 +229,7 @@ def test_everything_found_is_on_the_page() -> None:
         not_checked=("padding: there is no mask",),
     )  # fmt: skip
     report = Report(variants=(variant,), skipped={"fast": "cuda is not installed here"})
-    text = Outline(render_page(report)).text
+    text = Outline(render(report)).text
     for part in (
         "decomposed on cpu", "future is invisible", "the past bitwise equal", "4.2e-07", "1.5",
         "2.1e-06", "20%", "2 MatMul, 1 Softmax", "elsewhere", "padding: there is no mask",
@@ -240,7 +249,7 @@ def test_sections_without_content_say_so() -> None:
         "Parity was not checked", "no record of where nodes ran", "Nothing is recorded as left",
     ):  # fmt: skip
         assert part in text
-    assert "Nothing was checked" in Outline(render_page(Report(variants=()))).text
+    assert "Nothing was checked" in Outline(render(Report(variants=()))).text
 
 
 def test_parity_figures_may_be_anything() -> None:
@@ -294,7 +303,7 @@ def test_the_leaking_path_is_whole_and_numbered(length: int) -> None:
 
 
 def test_the_same_report_is_the_same_bytes() -> None:
-    assert render_page(leaking()) == rendered(leaking)
+    assert render(leaking()) == rendered(leaking)
 
 
 # What it cannot be made to do --------------------------------------------------------------------
@@ -371,13 +380,13 @@ def test_what_prints_nothing_is_written_out() -> None:
 
 def test_the_page_is_written_and_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "report"
-    path = write_page(leaking(), folder)
+    path = write(leaking(), folder)
     assert path == folder / "index.html"
     assert path.read_text("utf-8") == rendered(leaking)
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
-    write_page(Report(variants=(Variant(certificate=certified()),)), str(folder))
+    write(Report(variants=(Variant(certificate=certified()),)), str(folder))
     assert "Not causal" not in path.read_text("utf-8")
     assert [entry.name for entry in folder.iterdir()] == ["index.html"]
 
@@ -386,36 +395,36 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(UsageError, match="`folder` must be a folder or not exist"):
-        write_page(leaking(), file)
+        write(leaking(), file)
     with pytest.raises(UsageError, match="`folder` must be a place that can be written"):
-        write_page(leaking(), file / "below")
+        write(leaking(), file / "below")
     dangling = tmp_path / "dangling"
     dangling.symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="`folder` must be a folder or not exist"):
-        write_page(leaking(), dangling)
+        write(leaking(), dangling)
     site = tmp_path / "site"
     site.mkdir()
     (site / "index.html").write_text("<h1>mine</h1>")
     with pytest.raises(UsageError, match=r"no index\.html of something else"):
-        write_page(leaking(), site)
+        write(leaking(), site)
     assert (site / "index.html").read_text() == "<h1>mine</h1>"
     (tmp_path / "odd" / "index.html").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"no index\.html of something else"):
-        write_page(leaking(), tmp_path / "odd")
+        write(leaking(), tmp_path / "odd")
     assert file.read_text() == "mine"
 
 
 def test_an_interruption_leaves_the_earlier_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = write_page(leaking(), tmp_path).read_bytes()
+    before = write(leaking(), tmp_path).read_bytes()
 
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UsageError, match="No space left on device"):
-        write_page(hostile(), tmp_path)
+        write(hostile(), tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["index.html"]
     assert (tmp_path / "index.html").read_bytes() == before
 
@@ -580,7 +589,7 @@ def test_leaks_are_red_on_the_screen(
     tmp_path: Path, leaks: bool, scheme: str, ground: str
 ) -> None:
     causal = Report(variants=(Variant(certificate=certified(), visibility={"logits": CAUSAL}),))
-    path = write_page(leaking() if leaks else causal, tmp_path / "report")
+    path = write(leaking() if leaks else causal, tmp_path / "report")
     picture = tmp_path / "screen.png"
     browse(
         tmp_path, f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1000,1400",

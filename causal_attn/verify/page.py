@@ -15,9 +15,9 @@ from pathlib import Path
 from causal_attn.errors import UsageError
 from causal_attn.verify import page_sections as sections
 from causal_attn.verify.page_headline import Headline, headline
-from causal_attn.verify.report import Report, VariantReport
 from causal_attn.verify.page_markup import Markup, code, foldable, tag, visible
 from causal_attn.verify.page_style import STYLE
+from causal_attn.verify.report import Report, VariantReport
 
 __all__ = ["render_page", "write_page"]
 

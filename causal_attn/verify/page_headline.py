@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from causal_attn.certificate import Check, Verdict
 from causal_attn.verify.influence import Leak
-from causal_attn.verify.report import VariantReport
 from causal_attn.verify.page_markup import Markup, code, prose, tag, visible
+from causal_attn.verify.report import VariantReport
 
 __all__ = ["Headline", "headline", "leak_sentence"]
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from causal_attn.certificate import Certificate, Check
 from causal_attn.picture import draw_visibility
 from causal_attn.provider import Provider
-from causal_attn.verify.page_headline import leak_sentence
 from causal_attn.verify.influence import Leak
+from causal_attn.verify.page_headline import leak_sentence
 from causal_attn.verify.page_markup import Markup, code, foldable, prose, tag, visible
 
 __all__ = [
