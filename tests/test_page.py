@@ -183,7 +183,7 @@ def test_a_headline_is_good_only_if_the_certificate_passed(
         for n, passed in enumerate(results)
     )
     certificate = certified(verdict, checks, bound)
-    line = headline(Variant(certificate=certificate))
+    line = headline(cast(Any, Variant(certificate=certificate)))
     assert (line.tone in ("good", "conditional")) is certificate.passed
     assert (line.tone == "bad") is (verdict is Verdict.NOT_CAUSAL or False in results)
     if verdict is Verdict.NOT_CAUSAL:

@@ -26,7 +26,8 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BF
 _DOUBLE = onnx.TensorProto.DOUBLE
 
 # Attributes that name a dtype, by operator.
-_DTYPE_ATTRIBUTES = {"to", "dtype", "stash_type", "softmax_precision", "output_dtype"}
+# Not stash_type: the evaluator knows one value of it, and computes in the dtype of the input.
+_DTYPE_ATTRIBUTES = {"to", "dtype", "softmax_precision", "output_dtype"}
 
 
 class GraphRun:
