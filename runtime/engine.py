@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from causal_attn.errors import (
     CausalAttnError,
     EngineError,
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 try:
     import onnxruntime
-    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime import InferenceSession, IOBinding, OrtValue, SessionOptions
     from onnxruntime.capi import onnxruntime_pybind11_state as _state
 except ImportError as error:
     # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
@@ -48,10 +49,13 @@ except ImportError as error:
 __all__ = [
     "EXCEPTIONS",
     "InferenceSession",
+    "OrtValue",
     "SessionOptions",
     "available_names",
+    "new_buffer",
     "open_engine",
     "preload_libraries",
+    "run_bound",
     "run_engine",
 ]
 
@@ -165,12 +169,42 @@ def run_engine(
     try:
         results: list[NDArray[Any]] = engine.run(outputs, feeds)
     except _RAISED as error:
-        raise _translated(
-            error,
-            _BY_CLASS[_known_class(error)].running,
-            "ONNX Runtime failed while running the model",
-        ) from error
+        raise _running(error) from error
     return results
+
+
+def run_bound(engine: InferenceSession, binding: IOBinding) -> None:
+    """Run on what is bound; on a device, return when it has finished.
+
+    Raises:
+        InputError: ONNX Runtime refuses what is bound.
+        EngineError: Anything else that it raised.
+    """
+    try:
+        engine.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+    except _RAISED as error:
+        raise _running(error) from error
+
+
+def new_buffer(shape: Sequence[int], dtype: np.dtype[Any], provider: Provider) -> OrtValue:
+    """Memory of its own, where `provider` runs, with unspecified content.
+
+    Raises:
+        EngineError: ONNX Runtime has no room for it.
+    """
+    device = "cuda" if provider.device == "gpu" else "cpu"
+    try:
+        return OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
+    except _RAISED as error:
+        raise _translated(
+            error, EngineError, f"No buffer of {list(shape)} on {provider}"
+        ) from error
+
+
+def _running(error: Exception) -> CausalAttnError:
+    kind = _BY_CLASS[_known_class(error)].running
+    return _translated(error, kind, "ONNX Runtime failed while running the model")
 
 
 def _known_class(error: Exception) -> type[Exception]:
