@@ -25,6 +25,7 @@ _STYLES = {
     "torch.onnx": ("#d55e00", "D"),
 }
 _GREY = "#8a8a8a"
+_TITLE: dict[str, Any] = {"fontsize": 10, "color": INK, "loc": "left"}
 
 
 def draw_bench(report: Report, path: str | PathLike[str]) -> None:
@@ -103,20 +104,20 @@ def _draw_times(axes: Axes, family: str, results: list[CaseResult]) -> None:
             lw=2.2 if system == OURS else 1.4,
             zorder=3 if system == OURS else 2,
         )
-    kind = "matrix products" if results[0].case.mode is Mode.PREFILL else "memory reads"
+    decoding = results[0].case.mode is Mode.DECODE
     axes.plot(
         lengths,
         [result.limit for result in results],
         color=_GREY,
         lw=1.4,
-        ls=(0, (5, 3)),
-        label=f"limit: {kind}",
+        ls=(0, (1, 2)) if decoding else (0, (5, 3)),
+        label="limit: memory reads" if decoding else "limit: matrix products",
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_title(_wrapped(family), fontsize=10, color=INK, loc="left")
+    axes.set_title(family.replace(", ", "\n", 1).replace(", float", "\nfloat"), **_TITLE)
     axes.yaxis.set_major_formatter(lambda seconds, _: in_time_units(seconds))
-    axes.yaxis.set_minor_formatter(lambda _seconds, _place: "")
+    _label_between(axes)
     _finish(axes, lengths)
 
 
@@ -161,8 +162,8 @@ def _styles(results: list[CaseResult]) -> dict[str, tuple[str, str]]:
 def _finish(axes: Axes, lengths: list[int]) -> None:
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xticks([], minor=True)
-    if len(lengths) == 1:
-        axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
+    if len(lengths) < 3:
+        axes.set_xlim(lengths[0] / 1.5, lengths[-1] * 1.5)
     axes.tick_params(labelsize=9, colors=INK)
     axes.grid(color="#e4e4e4", lw=0.8)
     axes.set_axisbelow(True)
@@ -172,7 +173,11 @@ def _finish(axes: Axes, lengths: list[int]) -> None:
         axes.spines[side].set_color(_GREY)
 
 
-def _wrapped(family: str) -> str:
-    """Two lines: what it is, and the rest."""
-    first, _, rest = family.partition(", ")
-    return f"{first}\n{rest}"
+def _label_between(axes: Axes) -> None:
+    """Label 2 and 5 too where the times span so little that powers of ten say nothing."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    if high < low * 100:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_formatter(NullFormatter())

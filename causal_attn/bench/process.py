@@ -93,9 +93,7 @@ class Worker:
                 f"The process of {self.name} must answer {do!r}, but it ended with "
                 f"{self._process.wait()}: {self._last_words()}"
             )
-        self._signal("SIGSTOP")
-        if not _CAN_STOP:
-            time.sleep(_SETTLE_SECONDS)
+        self._halt()
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             ours = getattr(errors, answer["kind"], None)
@@ -129,6 +127,18 @@ class Worker:
     def _signal(self, name: str) -> None:
         if _CAN_STOP:
             self._process.send_signal(getattr(signal, name))
+
+    def _halt(self) -> None:
+        """Return when none of its threads runs."""
+        if not _CAN_STOP:
+            time.sleep(_SETTLE_SECONDS)
+            return
+        self._signal("SIGSTOP")
+        if self._process.returncode is None:
+            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                # It ended instead, and this was the one chance to learn how.
+                self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def _last_words(self) -> str:
         self._log.seek(0)
