@@ -262,6 +262,9 @@ def bench(
         Path | None, typer.Option(help="A package; default: exported on the spot.")
     ] = None,
     form: Annotated[str, typer.Option(help="Of the export on the spot.")] = "auto",
+    cache: Annotated[
+        str, typer.Option(help="The same, to decode: dynamic or static.")
+    ] = "dynamic",
     provider: ProviderFlag = "cpu",
     rounds: Annotated[int, typer.Option(help="Turns of each system in each case.")] = 7,
     plot: Annotated[Path | None, typer.Option(help="Draw time and ratios to this PNG.")] = None,
@@ -288,6 +291,7 @@ def bench(
             provider=provider,
             package=package,
             form=form,
+            cache=cache,
             rounds=rounds,
             on_progress=on_progress,
         )

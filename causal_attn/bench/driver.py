@@ -42,6 +42,7 @@ def run_bench(
     provider: str | Provider = Provider.CPU,
     package: str | Path | None = None,
     form: str = "auto",
+    cache: str = "dynamic",
     rounds: int = 7,
     turn_seconds: float = 0.2,
     on_progress: Progress = lambda done, total, words: None,
@@ -58,6 +59,7 @@ def run_bench(
         provider: What all of them run on; ``cuda`` puts torch on the GPU.
         package: A package of ours; default: exported on the spot, one a family of cases.
         form: Of the package exported on the spot.
+        cache: Of the package exported on the spot for a decode step: ``dynamic`` or ``static``.
         rounds: Turns of each system in each case.
         turn_seconds: Length of a turn after its warm-up; one call at least, however long.
         on_progress: Called with steps done, steps in all, and the step under way.
@@ -95,7 +97,7 @@ def run_bench(
     turns = (rounds + 1) * (len(systems) + 1)
     total = 2 * len(models) + turns * len(cases) + len(systems) * len(memory)
     with _Run(chosen, systems, on_progress, total) as run:
-        run.write_models(models, package, form)
+        run.write_models(models, package, form, cache)
         results = [run.measure(case, rounds, turn_seconds) for case in cases]
         pids = run.pids()
         # Their memory must not be there when memory is measured.
@@ -153,7 +155,7 @@ class _Run:
         self._workers.clear()
 
     def write_models(
-        self, models: Mapping[str, Case], package: str | Path | None, form: str
+        self, models: Mapping[str, Case], package: str | Path | None, form: str, cache: str
     ) -> None:
         """Write the files that systems run, in a process that ends before they start."""
         with Worker(EXPORTER, self._provider) as exporter:
@@ -163,7 +165,7 @@ class _Run:
                 if OURS in self._systems and package is None:
                     path = folder / f"package-{number}"
                     self.packages[model] = exporter.ask(
-                        "package", case=case.to_dict(), path=str(path), form=form
+                        "package", case=case.to_dict(), path=str(path), form=form, cache=cache
                     )
                     self._files[OURS, model] = path
                 elif OURS in self._systems and package is not None:

@@ -16,8 +16,10 @@ from causal_attn.spec import AttentionSpec, CacheKind
 __all__ = ["export_package", "export_plain"]
 
 
-def export_package(case: Case, path: Path, *, form: str, provider: str) -> dict[str, Any]:
-    """Export the attention of `case` to a checked package at `path`.
+def export_package(
+    case: Case, path: Path, *, form: str, cache: str, provider: str
+) -> dict[str, Any]:
+    """Export the attention of `case` to a checked package at `path`; `cache` is for decode.
 
     Returns:
         ``form``, ``opset`` and ``choice`` of its contract.
@@ -31,7 +33,7 @@ def export_package(case: Case, path: Path, *, form: str, provider: str) -> dict[
         num_heads=case.heads,
         num_kv_heads=case.kv_heads,
         head_dim=case.head_dim,
-        cache=CacheKind.DYNAMIC if case.mode is Mode.DECODE else CacheKind.NONE,
+        cache=CacheKind(cache) if case.mode is Mode.DECODE else CacheKind.NONE,
     )
     package = export(
         spec, path, form=form, providers=[provider], dtype=case.dtype, return_weights=False

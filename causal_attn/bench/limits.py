@@ -2,7 +2,8 @@
 
 A prefill cannot be faster than the machine multiplies matrices, nor a decode step faster than it
 reads the keys and values. Both rates come from the same run as the systems, from a process that
-takes turns with them: a machine shared with others is not as fast as its data sheet.
+takes turns with them: a machine shared with others is not as fast as its data sheet. The best
+rate seen counts.
 """
 
 from __future__ import annotations

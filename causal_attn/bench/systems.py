@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.errors import UsageError
 from causal_attn.provider import Provider
+
+if TYPE_CHECKING:
+    from causal_attn.runtime import Binding
 
 __all__ = ["BASELINE", "OURS", "PLAIN", "SYSTEMS", "System", "require_system"]
 
@@ -27,6 +30,8 @@ OURS = "causal_attn"
 BASELINE = "torch"
 """Every ratio is to this one."""
 PLAIN = "torch.onnx"
+
+_CACHES = {"present_key": "past_key", "present_value": "past_value"}
 
 
 class System(ABC):
@@ -140,7 +145,8 @@ class PackageSystem(System):
     """A package of ours through `causal_attn.runtime`.
 
     On the CPU a plain call with numpy arrays, as a service makes it. Bound to memory where that
-    is what a service does: on a device, and for a cache that is written in place.
+    is what a service does: on a device, and for a cache of fixed capacity, which is written in
+    place. The contract says which cache it is: there the present has the dims of the past.
     """
 
     def prepare(self, case: Case, model: Path | None) -> None:
@@ -148,19 +154,35 @@ class PackageSystem(System):
 
         self._session = load(_require_model(model), self.provider, **_options(self.provider, case))
         self._case = case
+        contract = self._session.contract
+        dims = {tensor.name: tensor.dims for tensor in (*contract.inputs, *contract.outputs)}
+        self._in_place = {
+            present: past
+            for present, past in _CACHES.items()
+            if present in dims and dims[present] == dims.get(past)
+        }
 
     def load(self, arrays: Arrays) -> None:
         inputs = self._session.contract.inputs
-        if unknown := sorted({tensor.name for tensor in inputs} ^ set(arrays)):
+        feeds = dict(arrays)
+        for tensor in inputs:
+            # Counts over the batch: the tokens that each sequence has in the cache.
+            if tensor.dims == ("batch",) and tensor.dtype in ("int32", "int64"):
+                feeds[tensor.name] = np.full(
+                    self._case.batch, self._case.past_tokens, tensor.dtype
+                )
+        for past in self._in_place.values():
+            room = ((0, 0), (0, 0), (0, self._case.q_tokens), (0, 0))
+            feeds[past] = np.pad(feeds[past], room)
+        if unknown := sorted({tensor.name for tensor in inputs} ^ set(feeds)):
             raise UsageError(
                 f"`package` must have the inputs {list(arrays)} for {self._case.mode}, got "
                 f"{[tensor.name for tensor in inputs]}: {unknown} fit nothing."
             )
-        self._arrays = {tensor.name: arrays[tensor.name] for tensor in inputs}
-        self._positional = tuple(self._arrays.values())
-        self._binding = None
-        if self.provider.device == "gpu":
-            self._binding = self._session.bind(self._arrays)
+        self._positional = tuple(feeds[tensor.name] for tensor in inputs)
+        self._binding: Binding | None = None
+        if self._in_place or self.provider.device == "gpu":
+            self._binding = self._session.bind(feeds, share=self._in_place)
 
     def call(self) -> Any:
         if self._binding is not None:
@@ -174,7 +196,7 @@ class PackageSystem(System):
         return self._session(*self._positional)[0]
 
     def release(self) -> None:
-        self._arrays, self._positional, self._binding = {}, (), None
+        self._positional, self._binding = (), None
 
 
 class PlainOnnxSystem(System):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,8 @@ _MOST_GROUPED = 200
 
 def measure_turn(
     call: Callable[[], Any], wait: Callable[[], None], seconds: float, *, grouped: bool
-) -> float:
-    """The median seconds of a call over about `seconds`.
+) -> list[float]:
+    """Seconds of a call, one figure a sample, over about `seconds`.
 
     Args:
         call: What is timed.
@@ -46,4 +45,4 @@ def measure_turn(
         now = time.perf_counter()
         samples.append((now - before) / size)
         if now - start > seconds:
-            return statistics.median(samples)
+            return samples
