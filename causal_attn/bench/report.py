@@ -40,7 +40,8 @@ class CaseResult:
     Attributes:
         case: What was run.
         rounds: By system, the median seconds of a call within each round; all of one length.
-        limit_rates: The best rate that the machine showed within each round, in the unit of the mode's limit.
+        limit_rates: The best rate that the machine showed within each round, in the unit of the
+            mode's limit.
         elsewhere: Share of all cores that went to other processes meanwhile; ``None``: unknown.
     """
 

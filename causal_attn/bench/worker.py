@@ -78,7 +78,9 @@ class _SystemServer:
     def do_turn(self, seed: int, seconds: float) -> dict[str, Any]:
         start = time.process_time()
         self._system.load(self._case.arrays(seed))
-        median = measure_turn(self._system.call, self._system.wait, seconds, grouped=self._grouped)
+        samples = measure_turn(
+            self._system.call, self._system.wait, seconds, grouped=self._grouped
+        )
         return {"seconds": statistics.median(samples), "cpu_seconds": time.process_time() - start}
 
     def do_memory(self, seed: int, warm_up: int) -> dict[str, Any]:
