@@ -115,7 +115,7 @@ class Binding:
 
 
 def _fill(value: OrtValue, array: NDArray[Any]) -> None:
-    # update_inplace reads by pointer: strides of a transposed view would be ignored.
+    # ONNX Runtime 1.32 reads strided arrays right here, and reads them by pointer elsewhere.
     if array.size:
         value.update_inplace(np.require(array, requirements=["C", "A"]))
 

@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 
 from causal_attn.bench import Case, Mode, Report, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
-from causal_attn.bench.driver import _require_same
+from causal_attn.bench.driver import _Clock, _require_same
 from causal_attn.bench.limits import limit_seconds
+from causal_attn.bench.load import busy_seconds
 from causal_attn.bench.memory import added_peak_bytes
 from causal_attn.bench.plot import draw_bench
 from causal_attn.bench.process import Worker, WorkerFailed
@@ -427,6 +428,19 @@ def test_a_busy_machine_is_said_to_be_one() -> None:
     busy = CaseResult(case=PREFILL[0], rounds=rounds, limit_rates=[1.0], elsewhere=0.4)
     made = Report(machine={}, settings={}, packages={}, cases=[busy], pids={})
     assert "up to 40% of the cores" in str(list(bench_tables(made))[-1])
+
+
+def test_time_of_other_processes_is_a_share_of_all_cores(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if busy_seconds() is not None:
+        assert all(0 <= (result.elsewhere or 0) <= 1 for result in report.cases)
+    busy = iter([100.0, 107.0])
+    monkeypatch.setattr("causal_attn.bench.driver.busy_seconds", lambda: next(busy))
+    passed = iter([0.0, 10.0])
+    monkeypatch.setattr("causal_attn.bench.driver.time.perf_counter", lambda: next(passed))
+    monkeypatch.setattr("causal_attn.bench.driver.os.cpu_count", lambda: 2)
+    assert _Clock().share_elsewhere(3.0) == pytest.approx(4 / 20)
 
 
 @pytest.mark.parametrize(
