@@ -443,6 +443,31 @@ def test_time_of_other_processes_is_a_share_of_all_cores(
     assert _Clock().share_elsewhere(3.0) == pytest.approx(4 / 20)
 
 
+def test_a_disturbed_turn_is_taken_again_and_the_quietest_counts(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("causal_attn.bench.driver.Worker", _FakeWorker)
+    figures = iter([9.0, 1.0, 5.0, 2.0, 3.0])
+    monkeypatch.setattr(
+        _FakeWorker,
+        "ask",
+        lambda self, do, **_: (
+            (
+                {"seconds": next(figures) if self.name == OURS else 0.0, "rate": 1.0}
+                if do == "turn"
+                else {"shape": [1], "sample": [1.0]}
+            )
+            | {"cpu_seconds": 0.0}
+        ),
+    )
+    # Round 1: disturbed three times, least in the second try. Round 2: quiet after one more.
+    order = iter([0.5, 0.3, 0.9, 0.0, 0.0, 0.2, 0.05])
+    monkeypatch.setattr(_Clock, "share_elsewhere", lambda self, ours: next(order))
+    found = run_bench(PREFILL[:1], systems=[OURS], package=package, rounds=2)
+    assert found.cases[0].rounds[OURS] == [1.0, 3.0]
+    assert found.cases[0].elsewhere == pytest.approx((0.3 + 0.0 + 0.0 + 0.05) / 4)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(12.345, "12.3 s"), (0.5, "500 ms"), (1.5e-5, "15 µs"), (2e-7, "0.2 µs"), (400.0, "400 s")],

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["busy_seconds"]
+__all__ = ["BUSY_SHARE", "busy_seconds"]
+
+BUSY_SHARE = 0.1
+"""Above this share of the cores, other processes show in the figures."""
 
 _STAT = Path("/proc/stat")
 _IDLE, _IOWAIT, _GUESTS = 3, 4, 8

@@ -42,7 +42,8 @@ class CaseResult:
         rounds: By system, the median seconds of a call within each round; all of one length.
         limit_rates: The best rate that the machine showed within each round, in the unit of the
             mode's limit.
-        elsewhere: Share of all cores that went to other processes meanwhile; ``None``: unknown.
+        elsewhere: Mean share of all cores that other processes had during the turns; ``None``:
+            unknown.
     """
 
     case: Case

@@ -8,13 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_attn.bench.cases import Mode
+from causal_attn.bench.load import BUSY_SHARE
 from causal_attn.bench.report import CaseResult, Report
 from causal_attn.bench.systems import BASELINE
 
 __all__ = ["bench_tables", "in_time_units"]
-
-BUSY_SHARE = 0.1
-"""Above this share of the cores, other processes show in the figures."""
 
 
 def bench_tables(report: Report) -> Iterator[Table | Text]:
