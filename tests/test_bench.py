@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from causal_attn.bench import Case, Mode, Report, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
 from causal_attn.bench.driver import _Clock, _require_same
+from causal_attn.bench.exporter import export_plain
 from causal_attn.bench.limits import limit_seconds
 from causal_attn.bench.load import busy_seconds
 from causal_attn.bench.memory import added_peak_bytes
@@ -33,7 +34,7 @@ from causal_attn.bench.report import SCHEMA, CaseResult, MemoryResult, Spread
 from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, PackageSystem, TorchSystem
 from causal_attn.bench.table import bench_tables, in_time_units
 from causal_attn.bench.turn import measure_turn
-from causal_attn.bench.worker import LIMIT
+from causal_attn.bench.worker import LIMIT, _SystemServer
 from causal_attn.certificate import Certificate, Check, Verdict
 from causal_attn.cli import app
 from causal_attn.contract import Contract, TensorContract
@@ -409,6 +410,22 @@ def test_memory_sees_what_was_freed_again_but_not_what_was_there() -> None:
     added = added_peak_bytes(lambda: np.ones(60_000_000, np.uint8).sum())
     assert 55_000_000 < added < 80_000_000
     assert added_peak_bytes(held.sum) < 20_000_000
+
+
+@pytest.mark.parametrize("system", FAST)
+def test_a_worker_that_holds_much_lets_go_between_turns(
+    system: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = package
+    if system == PLAIN:
+        path = tmp_path / "plain.onnx"
+        export_plain(PREFILL[0], path)
+    held = iter([0, 2**40, 0])
+    monkeypatch.setattr("causal_attn.bench.worker.resident_bytes", lambda: next(held))
+    server = _SystemServer(system, Provider.CPU)
+    server.do_prepare(PREFILL[0].to_dict(), str(path))
+    samples = [server.do_sample(1) for _ in range(3)]
+    assert samples[0] == samples[1] == samples[2]
 
 
 def test_tables_say_what_was_seen(report: Report) -> None:

@@ -79,7 +79,7 @@ def export_plain(case: Case, path: Path) -> dict[str, Any]:
     }
     decoding = case.mode is Mode.DECODE
     program = torch.onnx.export(
-        Decode() if decoding else Prefill(),
+        (Decode() if decoding else Prefill()).eval(),
         tuple(torch.from_numpy(array) for array in example.arrays(0).values()),
         dynamo=True,
         input_names=list(axes),

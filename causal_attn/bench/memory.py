@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["added_peak_bytes"]
+__all__ = ["added_peak_bytes", "resident_bytes"]
 
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
@@ -28,6 +28,11 @@ def added_peak_bytes(call: Callable[[], Any]) -> int:
     before = _process_peak()
     call()
     return max(0, _process_peak() - before)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now; 0 where Linux does not say."""
+    return _linux_bytes("VmRSS") if _STATUS.exists() else 0
 
 
 def _linux_bytes(field: str) -> int:

@@ -37,7 +37,8 @@ _CACHES = {"present_key": "past_key", "present_value": "past_value"}
 class System(ABC):
     """One way to run attention on one provider.
 
-    The order of calls: `prepare` once a case, then `load` and any number of `call`, repeated.
+    The order of calls: `prepare` once a case, then `load` and any number of `call`, repeated;
+    after `release` comes `prepare` again.
     """
 
     keeps_memory = True
@@ -66,7 +67,7 @@ class System(ABC):
         """Return when everything called is done."""
 
     def release(self) -> None:  # noqa: B027 - holding nothing is the common case
-        """Let go of the arrays of the last case."""
+        """Let go of all memory that can be had again with `prepare`."""
 
 
 class TorchSystem(System):
@@ -197,6 +198,7 @@ class PackageSystem(System):
 
     def release(self) -> None:
         self._positional, self._binding = (), None
+        self._session.close()
 
 
 class PlainOnnxSystem(System):
@@ -208,7 +210,7 @@ class PlainOnnxSystem(System):
         if self.provider.device == "gpu":
             onnxruntime.preload_dlls()
         options = _options(self.provider, case).get("provider_options", {})
-        self._session = onnxruntime.InferenceSession(
+        self._session: Any = onnxruntime.InferenceSession(
             str(_require_model(model)),
             providers=[self.provider.ort_name, "CPUExecutionProvider"]
             if self.provider is not Provider.CPU
@@ -242,7 +244,7 @@ class PlainOnnxSystem(System):
         return first
 
     def release(self) -> None:
-        self._arrays, self._binding = {}, None
+        self._arrays, self._binding, self._session = {}, None, None
 
 
 SYSTEMS: Mapping[str, type[System]] = {

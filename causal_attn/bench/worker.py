@@ -26,12 +26,14 @@ from typing import Any
 from causal_attn.bench.cases import Case
 from causal_attn.bench.exporter import export_package, export_plain
 from causal_attn.bench.limits import LimitProbe
-from causal_attn.bench.memory import added_peak_bytes
+from causal_attn.bench.memory import added_peak_bytes, resident_bytes
 from causal_attn.bench.systems import SYSTEMS, System
 from causal_attn.bench.turn import measure_turn
 from causal_attn.provider import Provider
 
 __all__ = ["EXPORTER", "LIMIT", "main"]
+
+_MOST_KEPT_BYTES = 2 * 2**30
 
 LIMIT = "limit"
 """Name of the process that measures what the machine could do."""
@@ -60,16 +62,19 @@ class _SystemServer:
     def __init__(self, name: str, provider: Provider) -> None:
         self._system: System = SYSTEMS[name](provider)
         self._grouped = provider.device == "gpu"
+        self._released = True
 
     def do_prepare(self, case: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-        self._case = Case.from_dict(case)
-        self._system.prepare(self._case, None if model is None else Path(model))
+        self._case, self._model = Case.from_dict(case), None if model is None else Path(model)
+        self._system.prepare(self._case, self._model)
+        self._released = False
         return {}
 
     def do_sample(self, seed: int) -> dict[str, Any]:
         """The last row of the first and of the last head: enough to tell a wrong result."""
-        self._system.load(self._case.arrays(seed))
+        self._load(seed)
         output = self._system.output()
+        self._make_room()
         return {
             "shape": list(output.shape),
             "sample": [*map(float, output[0, 0, -1]), *map(float, output[-1, -1, -1])],
@@ -77,11 +82,25 @@ class _SystemServer:
 
     def do_turn(self, seed: int, seconds: float) -> dict[str, Any]:
         start = time.process_time()
-        self._system.load(self._case.arrays(seed))
+        self._load(seed)
         samples = measure_turn(
             self._system.call, self._system.wait, seconds, grouped=self._grouped
         )
+        self._make_room()
         return {"seconds": statistics.median(samples), "cpu_seconds": time.process_time() - start}
+
+    def _load(self, seed: int) -> None:
+        if self._released:
+            self._system.prepare(self._case, self._model)
+            self._released = False
+        self._system.load(self._case.arrays(seed))
+
+    def _make_room(self) -> None:
+        # What an arena keeps of a long case would stay while the others run: together they can
+        # need more than the machine has, and the kernel ends one.
+        if resident_bytes() > _MOST_KEPT_BYTES:
+            self._system.release()
+            self._released = True
 
     def do_memory(self, seed: int, warm_up: int) -> dict[str, Any]:
         """Peak of one call, after one that loads libraries and code.
@@ -98,7 +117,9 @@ class _SystemServer:
         return {"added_bytes": max(0, added - self._case.output_bytes)}
 
     def do_release(self) -> dict[str, Any]:
-        self._system.release()
+        if not self._released:
+            self._system.release()
+            self._released = True
         return {}
 
 
