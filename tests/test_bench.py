@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from causal_attn.bench import Case, Mode, Report, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
 from causal_attn.bench.driver import _Clock, _require_same
-from causal_attn.bench.exporter import export_plain
 from causal_attn.bench.limits import limit_seconds
 from causal_attn.bench.load import busy_seconds
 from causal_attn.bench.memory import added_peak_bytes
@@ -34,7 +33,7 @@ from causal_attn.bench.report import SCHEMA, CaseResult, MemoryResult, Spread
 from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, PackageSystem, TorchSystem
 from causal_attn.bench.table import bench_tables, in_time_units
 from causal_attn.bench.turn import measure_turn
-from causal_attn.bench.worker import LIMIT, _SystemServer
+from causal_attn.bench.worker import EXPORTER, LIMIT, _SystemServer
 from causal_attn.certificate import Certificate, Check, Verdict
 from causal_attn.cli import app
 from causal_attn.contract import Contract, TensorContract
@@ -419,7 +418,8 @@ def test_a_worker_that_holds_much_lets_go_between_turns(
     path = package
     if system == PLAIN:
         path = tmp_path / "plain.onnx"
-        export_plain(PREFILL[0], path)
+        with Worker(EXPORTER, Provider.CPU) as exporter:
+            exporter.ask("plain", case=PREFILL[0].to_dict(), path=str(path))
     held = iter([0, 2**40, 0])
     monkeypatch.setattr("causal_attn.bench.worker.resident_bytes", lambda: next(held))
     server = _SystemServer(system, Provider.CPU)
