@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from causal_attn.bench import Case, Mode, Report, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
-from causal_attn.bench.driver import _Clock, _require_same
+from causal_attn.bench.driver import _Clock, _held_to_one_limit, _require_same
 from causal_attn.bench.limits import limit_seconds
 from causal_attn.bench.load import busy_seconds
 from causal_attn.bench.memory import added_peak_bytes
@@ -144,6 +144,19 @@ def test_ratios_are_medians_of_paired_rounds(report: Report) -> None:
 def test_without_torch_there_is_no_ratio() -> None:
     alone = CaseResult(case=PREFILL[0], rounds={OURS: [1.0]}, limit_rates=[1.0])
     assert alone.ratio(OURS) is None
+
+
+def test_all_prefills_are_held_to_the_best_rate_of_the_run() -> None:
+    rounds = {OURS: [1.0]}
+    slow, quick, step = _held_to_one_limit(
+        [
+            CaseResult(case=case, rounds=rounds, limit_rates=[rate, rate / 2])
+            for case, rate in ((PREFILL[0], 2.0), (PREFILL[1], 8.0), (DECODE, 100.0))
+        ]
+    )
+    assert (slow.limit_rate, quick.limit_rate, step.limit_rate) == (8, 8, 100)
+    assert slow.limit == PREFILL[0].flops / 8
+    assert slow.limit_share(OURS) == slow.limit
 
 
 def test_geometric_mean_is_over_lengths() -> None:

@@ -8,13 +8,14 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from causal_attn.bench.cases import Case
+from causal_attn.bench.cases import Case, Mode
 from causal_attn.bench.load import BUSY_SHARE, busy_seconds
 from causal_attn.bench.process import Worker, WorkerFailed
 from causal_attn.bench.report import CaseResult, MemoryResult, Report
@@ -102,7 +103,8 @@ def run_bench(
     total = 2 * len(models) + turns * len(cases) + len(systems) * len(memory)
     with _Run(chosen, systems, on_progress, total) as run:
         run.write_models(models, package, form, cache)
-        results = [run.measure(case, rounds, turn_seconds) for case in cases]
+        measured = [run.measure(case, rounds, turn_seconds) for case in cases]
+        results = _held_to_one_limit([result for result in measured if result is not None])
         pids = run.pids()
         # Their memory must not be there when memory is measured.
         run.close_workers()
@@ -116,7 +118,7 @@ def run_bench(
             "systems": list(systems),
         },
         packages=run.packages,
-        cases=[result for result in results if result is not None],
+        cases=results,
         memory=peaks,
         pids=pids,
         skipped=run.skipped,
@@ -276,6 +278,20 @@ class _Run:
     def _step(self, words: str) -> None:
         self._progress(self._done, self._total, words)
         self._done += 1
+
+
+def _held_to_one_limit(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """All prefills multiply the same matrices for their limit: the best rate holds for each."""
+    best: dict[tuple[Mode, str], float] = {}
+    for result in results:
+        key = result.case.mode, result.case.dtype
+        best[key] = max(best.get(key, 0.0), *result.limit_rates)
+    return [
+        replace(result, best_rate=best[result.case.mode, result.case.dtype])
+        if result.case.mode is Mode.PREFILL
+        else result
+        for result in results
+    ]
 
 
 class _Clock:
