@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ import numpy as np
 
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.bench.load import BUSY_SHARE, busy_seconds
+from causal_attn.bench.machine import describe_machine
 from causal_attn.bench.process import Worker, WorkerFailed
 from causal_attn.bench.report import CaseResult, MemoryResult, Report
 from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, require_system
@@ -25,7 +24,6 @@ from causal_attn.errors import CheckError, UsageError
 from causal_attn.package import open_model, read_package
 from causal_attn.provider import Provider
 from causal_attn.runtime.providers import require_provider
-from causal_attn.wheels import ORT_WHEELS, version_of
 
 __all__ = ["run_bench"]
 
@@ -110,7 +108,7 @@ def run_bench(
         run.close_workers()
         peaks = [run.measure_memory(case) for case in memory]
     return Report(
-        machine=_machine(chosen),
+        machine=describe_machine(chosen),
         settings={
             "rounds": rounds,
             "turn_seconds": turn_seconds,
@@ -336,23 +334,3 @@ def _described(package: Path, provider: Provider) -> dict[str, Any]:
     )
     contract = variant.contract
     return {"form": contract.form, "opset": contract.opset, "choice": dict(contract.choice)}
-
-
-def _machine(provider: Provider) -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "provider": str(provider),
-        "python": platform.python_version(),
-        "torch": version_of("torch"),
-        "onnxruntime": next(filter(None, map(version_of, ORT_WHEELS)), None),
-    }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
