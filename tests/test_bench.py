@@ -515,7 +515,8 @@ def test_plot_draws_every_family(tmp_path: Path) -> None:
         )
         for case in (*PREFILL, DECODE)
     ]
-    machine = dict.fromkeys(("processor", "cores", "provider", "onnxruntime", "torch"), "x")
+    names: list[str] = ["processor", "cores", "provider", "onnxruntime", "torch"]
+    machine = dict.fromkeys(names, "x")
     made = Report(
         machine=machine,
         settings={},
