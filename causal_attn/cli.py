@@ -275,6 +275,74 @@ def run(
     out.print(array_table(results, f"outputs in {target}"))
 
 
+@app.command(epilog="Example: causal-attn bench --tokens 16,128,1024 --form attention --json")
+def bench(
+    prefill: Annotated[bool, typer.Option("--prefill", help="Time whole sequences.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Time one token over a cache.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Peak memory that a prefill adds.")
+    ] = False,
+    tokens: Annotated[
+        str | None, typer.Option(help="Lengths: 16,32,64 ; with --decode, tokens in the cache.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences; default 1.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads; default 16, decode 32.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Default as many as heads; decode a quarter.")
+    ] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Default 64, decode 128.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    system: Annotated[
+        list[str] | None, typer.Option(help="Default: all; repeat it. Ratios need torch.")
+    ] = None,
+    package: Annotated[
+        Path | None, typer.Option(help="A package; default: exported on the spot.")
+    ] = None,
+    form: Annotated[str, typer.Option(help="Of the export on the spot.")] = "auto",
+    cache: Annotated[
+        str, typer.Option(help="The same, to decode: dynamic or static.")
+    ] = "dynamic",
+    provider: ProviderFlag = "cpu",
+    rounds: Annotated[int, typer.Option(help="Turns of each system in each case.")] = 7,
+    plot: Annotated[Path | None, typer.Option(help="Draw time and ratios to this PNG.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure packages against torch, torch.compile, torch.onnx and the machine's own limits.
+
+    Without a part or a shape, all parts run on their standing grid, which takes minutes; a shape
+    alone means --prefill. Exit code 3: nothing could be measured.
+    """
+    from causal_attn.bench import SYSTEMS, make_plan, run_bench
+    from causal_attn.bench.plot import draw_bench
+    from causal_attn.bench.table import bench_tables
+
+    plan = make_plan(
+        prefill=prefill, decode=decode, memory=memory, tokens=_parse_lengths(tokens), batch=batch,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,
+    )  # fmt: skip
+    with _progress() as on_progress:
+        report = run_bench(
+            plan.cases,
+            memory=plan.memory,
+            systems=system or list(SYSTEMS),
+            provider=provider,
+            package=package,
+            form=form,
+            cache=cache,
+            rounds=rounds,
+            on_progress=on_progress,
+        )
+    if plot is not None and report.cases:
+        draw_bench(report, plot)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        for part in bench_tables(report):
+            out.print(part)
+    if len(report.cases) < len(plan.cases):
+        raise typer.Exit(3)
+
+
 @app.command(epilog="Example: causal-attn doctor")
 def doctor(as_json: JsonFlag = False) -> None:
     """Show versions and providers, what is missing, and the command that mends it."""
@@ -304,6 +372,27 @@ def _steps() -> Iterator[Callable[[str], None]]:
     """A spinner on stderr that names the step under way; plain stdout stays for results."""
     with err.status("start") as status:
         yield lambda step: status.update(escape(step))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr with the step under way."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("start")
+        yield lambda done, total, words: bar.update(
+            task, completed=done, total=total, description=escape(words)
+        )
 
 
 def _print_json(value: Any) -> None:
@@ -372,3 +461,14 @@ def _parse_dims(entries: list[str] | None) -> dict[str, list[str | None]] | None
             raise UsageError(f"`--dims` must look like x=batch,tokens,_ , got {entry!r}.")
         dims[name] = [None if axis in ("_", "") else axis for axis in axes.split(",")]
     return dims
+
+
+def _parse_lengths(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"`--tokens` must be lengths with commas between, like 16,32 , got {text!r}."
+        ) from None

@@ -102,14 +102,14 @@ def reference_target(
     if spec.cache is CacheKind.STATIC:
         raise UsageError("`spec.cache` must be 'none' or 'dynamic' for export, got 'static'.")
     grouped = spec.num_kv_heads is not None and spec.num_kv_heads != spec.num_heads
-    kv_heads = "kv_heads" if grouped and spec.num_heads is None else "heads"
-    fixed = {"heads": spec.num_heads, "features": spec.head_dim}
+    kv_heads = "kv_heads" if grouped else "heads"
+    fixed = {
+        "heads": spec.num_heads, "kv_heads": spec.num_kv_heads, "features": spec.head_dim,
+    }  # fmt: skip
 
     def example(heads: str, tokens: str) -> tuple[Tensor, dict[int, str]]:
         names = ("batch", heads, tokens, "features")
         sizes = [fixed.get(name) or _TRACED[name] for name in names]
-        if grouped and heads == kv_heads and spec.num_kv_heads is not None:
-            sizes[1] = spec.num_kv_heads
         dynamic = {axis: name for axis, name in enumerate(names) if fixed.get(name) is None}
         return torch.randn(sizes, dtype=dtype), dynamic
 

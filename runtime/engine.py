@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
+import numpy as np
 from causal_attn.errors import (
     CausalAttnError,
     EngineError,
@@ -27,11 +28,8 @@ from causal_attn.wheels import installed_wheels
 
 try:
     import onnxruntime
-    from onnxruntime import InferenceSession
-
-    _state = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    if not TYPE_CHECKING:
-        from onnxruntime import SessionOptions
+        raise _running(error) from error
+    return cast("list[NDArray[Any]]", arrays)
 except ImportError as error:
     # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
     # namespace: the names above are then what is missing.
@@ -66,10 +64,13 @@ if TYPE_CHECKING:
 __all__ = [
     "EXCEPTIONS",
     "InferenceSession",
+    "OrtValue",
     "SessionOptions",
     "available_names",
+    "new_buffer",
     "open_engine",
     "preload_libraries",
+    "run_bound",
     "run_engine",
 ]
 
@@ -184,12 +185,51 @@ def run_engine(
         # ONNX Runtime's type also has the sequences and maps that a contract cannot name.
         arrays: Any = engine.run(outputs, feeds)
     except _RAISED as error:
+<<<<<<< HEAD
         raise _translated(
             error,
             _BY_CLASS[_known_class(error)].running,
             "ONNX Runtime failed while running the model",
         ) from error
     return cast("list[NDArray[Any]]", arrays)
+=======
+        raise _running(error) from error
+    return results
+>>>>>>> bench
+
+
+def run_bound(engine: InferenceSession, binding: IOBinding) -> None:
+    """Run on what is bound; on a device, return when it has finished.
+
+    Raises:
+        InputError: ONNX Runtime refuses what is bound.
+        EngineError: Anything else that it raised.
+    """
+    try:
+        engine.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+    except _RAISED as error:
+        raise _running(error) from error
+
+
+def new_buffer(shape: Sequence[int], dtype: np.dtype[Any], provider: Provider) -> OrtValue:
+    """Memory of its own, where `provider` runs, with unspecified content.
+
+    Raises:
+        EngineError: ONNX Runtime has no room for it.
+    """
+    device = "cuda" if provider.device == "gpu" else "cpu"
+    try:
+        return OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
+    except _RAISED as error:
+        raise _translated(
+            error, EngineError, f"No buffer of {list(shape)} on {provider}"
+        ) from error
+
+
+def _running(error: Exception) -> CausalAttnError:
+    kind = _BY_CLASS[_known_class(error)].running
+    return _translated(error, kind, "ONNX Runtime failed while running the model")
 
 
 def _known_class(error: Exception) -> type[Exception]:

@@ -12,6 +12,7 @@ from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
 from causal_attn.errors import ClosedError, InputError
 from causal_attn.provider import Provider
+from causal_attn.runtime.binding import Binding
 from causal_attn.runtime.engine import InferenceSession, run_engine
 from causal_attn.runtime.feeds import FeedCheck
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
@@ -99,6 +100,27 @@ class Session:
         engine = self._opened()
         names = self._output_names if outputs is None else self._known_outputs(outputs)
         return dict(zip(names, run_engine(engine, names, self._feeds.check(feeds)), strict=True))
+
+    def bind(
+        self, feeds: Mapping[str, NDArray[Any]], *, share: Mapping[str, str] | None = None
+    ) -> Binding:
+        """Bind copies of `feeds` and room for the outputs, for calls that repeat at these shapes.
+
+        Args:
+            feeds: One array for each input.
+            share: Outputs that are written into the buffer of an input, of the same shape and
+                dtype: ``{"present_key": "past_key"}``. Only for a graph that says so, whose
+                kernel reads an entry before it overwrites it.
+
+        Returns:
+            What `Binding.run` runs.
+
+        Raises:
+            InputError: As in a call; an output's dims do not follow from the inputs; or `share`
+                pairs tensors that cannot be one.
+            ClosedError: The session was closed.
+        """
+        return Binding(self._opened, self.contract, self.provider, feeds, share or {})
 
     def close(self) -> None:
         """Let go of the model. A second call does nothing."""

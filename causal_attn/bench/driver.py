@@ -1,0 +1,336 @@
+"""`run_bench`: systems take turns, each in its own process, on cases one after another."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from causal_attn.bench.cases import Case, Mode
+from causal_attn.bench.load import BUSY_SHARE, busy_seconds
+from causal_attn.bench.machine import describe_machine
+from causal_attn.bench.process import Worker, WorkerFailed
+from causal_attn.bench.report import CaseResult, MemoryResult, Report
+from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, require_system
+from causal_attn.bench.worker import EXPORTER, LIMIT
+from causal_attn.errors import CheckError, UsageError
+from causal_attn.package import open_model, read_package
+from causal_attn.provider import Provider
+from causal_attn.runtime.providers import require_provider
+
+__all__ = ["run_bench"]
+
+_TOLERANCE = {"float32": 1e-3, "float16": 2e-2}
+"""For telling a system that computes something else; parity is the business of the checks."""
+
+_TRIES = 3
+"""Turns taken for one figure at most, while other processes take more than `BUSY_SHARE`."""
+
+Progress = Callable[[int, int, str], None]
+
+
+def run_bench(
+    cases: Sequence[Case],
+    *,
+    memory: Sequence[Case] = (),
+    systems: Sequence[str] = tuple(SYSTEMS),
+    provider: str | Provider = Provider.CPU,
+    package: str | Path | None = None,
+    form: str = "auto",
+    cache: str = "dynamic",
+    rounds: int = 7,
+    turn_seconds: float = 0.2,
+    on_progress: Progress = lambda done, total, words: None,
+) -> Report:
+    """Measure `systems` on `cases`.
+
+    A round gives every system one turn in every case, in an order that moves on by one each
+    round; inputs are fresh in every round and the same for all its systems. A turn that other
+    processes disturb is taken again, up to three times; the quietest counts.
+
+    Args:
+        cases: What to run, in this order; short ones first keeps memory of long ones out of them.
+        memory: Cases to measure added peak memory on, each in a fresh process.
+        systems: Out of `SYSTEMS`. Ratios need ``torch``.
+        provider: What all of them run on; ``cuda`` puts torch on the GPU.
+        package: A package of ours; default: exported on the spot, one a family of cases.
+        form: Of the package exported on the spot.
+        cache: Of the package exported on the spot for a decode step: ``dynamic`` or ``static``.
+        rounds: Turns of each system in each case.
+        turn_seconds: Length of a turn after its warm-up; one call at least, however long.
+        on_progress: Called with steps done, steps in all, and the step under way.
+
+    Returns:
+        The report; what could not be run is in `Report.skipped`, in words.
+
+    Raises:
+        UsageError: An argument is wrong, or `package` does not fit a case.
+        CheckError: A system computes something else than torch does.
+        CausalAttnError: The export failed.
+    """
+    chosen = require_provider(provider)
+    for name in systems:
+        require_system(name)
+    if not systems or len(set(systems)) != len(systems):
+        raise UsageError(f"`systems` must be distinct and not empty, got {list(systems)}.")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise UsageError(f"`rounds` must be an integer >= 1, got {rounds!r}.")
+    if not turn_seconds > 0:
+        raise UsageError(f"`turn_seconds` must be > 0, got {turn_seconds!r}.")
+    if not cases and not memory:
+        raise UsageError("`cases` must not be empty, got none.")
+    if memory and chosen.device != "cpu":
+        raise UsageError(
+            f"`memory` must be measured on a provider of the host, got {str(chosen)!r}: resident "
+            "memory says nothing about a device."
+        )
+    models = {case.model: case for case in (*cases, *memory)}
+    if package is not None and len(models) > 1:
+        raise UsageError(
+            f"`package` must fit all cases, got cases of {len(models)} models: {list(models)}. "
+            "Run one at a time."
+        )
+    turns = (rounds + 1) * (len(systems) + 1)
+    total = 2 * len(models) + turns * len(cases) + len(systems) * len(memory)
+    with _Run(chosen, systems, on_progress, total) as run:
+        run.write_models(models, package, form, cache)
+        measured = [run.measure(case, rounds, turn_seconds) for case in cases]
+        results = _held_to_one_limit([result for result in measured if result is not None])
+        pids = run.pids()
+        # Their memory must not be there when memory is measured.
+        run.close_workers()
+        peaks = [run.measure_memory(case) for case in memory]
+    return Report(
+        machine=describe_machine(chosen),
+        settings={
+            "rounds": rounds,
+            "turn_seconds": turn_seconds,
+            "form": form if package is None else None,
+            "systems": list(systems),
+        },
+        packages=run.packages,
+        cases=results,
+        memory=peaks,
+        pids=pids,
+        skipped=run.skipped,
+    )
+
+
+class _Run:
+    """The workers and files of one run."""
+
+    def __init__(
+        self, provider: Provider, systems: Sequence[str], on_progress: Progress, total: int
+    ) -> None:
+        self.packages: dict[str, dict[str, Any]] = {}
+        self.skipped: dict[str, str] = {}
+        self._provider = provider
+        self._systems = systems
+        self._progress, self._done, self._total = on_progress, 0, total
+        self._workers: dict[str, Worker] = {}
+        self._files: dict[tuple[str, str], Path] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="causal_attn-")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close_workers()
+        self._folder.cleanup()
+
+    def pids(self) -> dict[str, int]:
+        return {name: worker.pid for name, worker in self._workers.items()}
+
+    def close_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+
+    def write_models(
+        self, models: Mapping[str, Case], package: str | Path | None, form: str, cache: str
+    ) -> None:
+        """Write the files that systems run, in a process that ends before they start."""
+        with Worker(EXPORTER, self._provider) as exporter:
+            for number, (model, case) in enumerate(models.items()):
+                folder = Path(self._folder.name)
+                self._step(f"export and check: {model}")
+                if OURS in self._systems and package is None:
+                    path = folder / f"package-{number}"
+                    self.packages[model] = exporter.ask(
+                        "package", case=case.to_dict(), path=str(path), form=form, cache=cache
+                    )
+                    self._files[OURS, model] = path
+                elif OURS in self._systems and package is not None:
+                    self.packages[model] = _described(Path(package), self._provider)
+                    self._files[OURS, model] = Path(package).absolute()
+                self._step(f"torch.onnx.export: {model}")
+                if PLAIN in self._systems:
+                    path = folder / f"plain-{number}.onnx"
+                    try:
+                        exporter.ask("plain", case=case.to_dict(), path=str(path))
+                    except WorkerFailed as error:
+                        self.skipped[f"{PLAIN}, {model}"] = str(error)
+                    else:
+                        self._files[PLAIN, model] = path
+
+    def measure(self, case: Case, rounds: int, turn_seconds: float) -> CaseResult | None:
+        """All rounds of one case; ``None`` if there is nothing to tell."""
+        samples = {name: self._prepare(name, case) for name in (*self._systems, LIMIT)}
+        ready = [name for name, sample in samples.items() if sample is not None]
+        _require_same({name: samples[name] for name in ready if name != LIMIT}, case)
+        seconds: dict[str, list[float]] = {name: [] for name in ready if name != LIMIT}
+        rates: list[float] = []
+        elsewhere: list[float] = []
+        for number in range(rounds):
+            # Whoever comes first in a round would always follow the same system.
+            shift = number % len(ready) if ready else 0
+            for name in (*ready[shift:], *ready[:shift]):
+                self._step(f"{name}: {case.title}")
+                answer, share = self._quietest_turn(name, number + 1, turn_seconds)
+                if share is not None:
+                    elsewhere.append(share)
+                if name == LIMIT:
+                    rates.append(answer["rate"])
+                else:
+                    seconds[name].append(answer["seconds"])
+            self._done += len(samples) - len(ready)
+        for name in ready:
+            self._worker(name).ask("release")
+        if not seconds or not rates:
+            return None
+        return CaseResult(
+            case=case,
+            rounds=seconds,
+            limit_rates=rates,
+            elsewhere=sum(elsewhere) / len(elsewhere) if elsewhere else None,
+        )
+
+    def _quietest_turn(
+        self, name: str, seed: int, seconds: float
+    ) -> tuple[dict[str, Any], float | None]:
+        """The answer to a turn, and the share of the cores that other processes had meanwhile.
+
+        Whether a turn is taken again depends on others alone, never on its own figure.
+        """
+        tries: list[tuple[float, dict[str, Any]]] = []
+        while True:
+            clock = _Clock()
+            answer = self._worker(name).ask("turn", seed=seed, seconds=seconds)
+            share = clock.share_elsewhere(answer["cpu_seconds"])
+            if share is None:
+                return answer, None
+            tries.append((share, answer))
+            if share <= BUSY_SHARE or len(tries) == _TRIES:
+                share, answer = min(tries, key=lambda one: one[0])
+                return answer, share
+
+    def measure_memory(self, case: Case) -> MemoryResult:
+        """Peak memory added by each system, each in a fresh process."""
+        added: dict[str, int] = {}
+        for name in self._systems:
+            self._step(f"memory of {name}: {case.title}")
+            if f"{name}, {case.model}" in self.skipped:
+                continue
+            with Worker(name, self._provider) as worker:
+                try:
+                    worker.ask("prepare", case=case.to_dict(), model=self._file(name, case))
+                    added[name] = worker.ask("memory", seed=1, warm_up=16)["added_bytes"]
+                except WorkerFailed as error:
+                    self.skipped[f"memory of {name}, {case.title}"] = str(error)
+        return MemoryResult(case=case, added_bytes=added)
+
+    def _prepare(self, name: str, case: Case) -> dict[str, Any] | None:
+        """A sample of the output once all is ready; ``None``, and a word in `skipped`, if not."""
+        self._step(f"prepare {name}: {case.title}")
+        if f"{name}, {case.model}" in self.skipped:
+            return None
+        try:
+            worker = self._worker(name)
+            worker.ask("prepare", case=case.to_dict(), model=self._file(name, case))
+            return {} if name == LIMIT else worker.ask("sample", seed=0)
+        except WorkerFailed as error:
+            self.skipped[f"{name}, {case.title}"] = str(error)
+            return None
+
+    def _file(self, name: str, case: Case) -> str | None:
+        path = self._files.get((name, case.model))
+        return None if path is None else str(path)
+
+    def _worker(self, name: str) -> Worker:
+        if name not in self._workers:
+            self._workers[name] = Worker(name, self._provider)
+        return self._workers[name]
+
+    def _step(self, words: str) -> None:
+        self._progress(self._done, self._total, words)
+        self._done += 1
+
+
+def _held_to_one_limit(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """All prefills multiply the same matrices for their limit: the best rate holds for each."""
+    best: dict[tuple[Mode, str], float] = {}
+    for result in results:
+        key = result.case.mode, result.case.dtype
+        best[key] = max(best.get(key, 0.0), *result.limit_rates)
+    return [
+        replace(result, best_rate=best[result.case.mode, result.case.dtype])
+        if result.case.mode is Mode.PREFILL
+        else result
+        for result in results
+    ]
+
+
+class _Clock:
+    """CPU time of the whole machine since it was made."""
+
+    def __init__(self) -> None:
+        self._start, self._busy = time.perf_counter(), busy_seconds()
+
+    def share_elsewhere(self, ours: float) -> float | None:
+        """Share of all cores that went to anything but `ours` CPU seconds; ``None``: unknown."""
+        busy = busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        passed = (time.perf_counter() - self._start) * (os.cpu_count() or 1)
+        return max(0.0, busy - self._busy - ours) / passed
+
+
+def _require_same(samples: Mapping[str, Any], case: Case) -> None:
+    """A figure is worth something only if the same was computed.
+
+    Raises:
+        CheckError: It was not.
+    """
+    reference = BASELINE if BASELINE in samples else next(iter(samples), "")
+    for name, sample in samples.items():
+        theirs, ours = samples[reference], sample
+        tolerance = _TOLERANCE[case.dtype]
+        if theirs["shape"] != ours["shape"] or not np.allclose(
+            theirs["sample"], ours["sample"], rtol=tolerance, atol=tolerance
+        ):
+            raise CheckError(
+                f"{name} must compute what {reference} does for {case.title}, got an output "
+                f"{ours['shape']} that differs from {theirs['shape']} or in its values."
+            )
+
+
+def _described(package: Path, provider: Provider) -> dict[str, Any]:
+    variant = (
+        read_package(package).select(provider, None, None)
+        if package.is_dir()
+        else open_model(package)
+    )
+    contract = variant.contract
+    return {"form": contract.form, "opset": contract.opset, "choice": dict(contract.choice)}
