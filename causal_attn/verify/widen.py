@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
+from causal_attn.verify.evaluator_ops import EVALUATOR_OPS
 from causal_attn.verify.feeds import Feeds
 
 __all__ = ["GraphRun", "widen"]
@@ -25,8 +26,9 @@ __all__ = ["GraphRun", "widen"]
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 _DOUBLE = onnx.TensorProto.DOUBLE
 
-# Attributes that name a dtype, by operator.
-_DTYPE_ATTRIBUTES = {"to", "dtype", "stash_type", "softmax_precision", "output_dtype"}
+# Attributes that name a dtype. Not ``stash_type``: the evaluator computes norms in the dtype of
+# the input whatever it says, and takes no value but float32.
+_DTYPE_ATTRIBUTES = {"to", "dtype", "softmax_precision", "output_dtype"}
 
 
 class GraphRun:
@@ -44,7 +46,7 @@ class GraphRun:
         model = onnx.load(path)
         model = widen(model) if wide else model
         try:
-            self._evaluator = ReferenceEvaluator(model)
+            self._evaluator = ReferenceEvaluator(model, new_ops=list(EVALUATOR_OPS))
         # The evaluator raises what its operators raise, under many types.
         except Exception as error:  # noqa: BLE001
             raise PackageError(_no_implementation(error)) from None
