@@ -45,6 +45,7 @@ class GraphRun:
     def __init__(self, path: Path, *, wide: bool) -> None:
         model = onnx.load(path)
         model = widen(model) if wide else model
+        _name_outputs(model.graph)
         try:
             self._evaluator = ReferenceEvaluator(model, new_ops=list(EVALUATOR_OPS))
         # The evaluator raises what its operators raise, under many types.
@@ -63,6 +64,17 @@ class GraphRun:
 def _no_implementation(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"onnx's reference evaluator, the float64 oracle, does not run the graph: {text[:200]}"
+
+
+def _name_outputs(graph: onnx.GraphProto) -> None:
+    """Name what is left out: the evaluator takes such an output for an input left out."""
+    for index, node in enumerate(graph.node):
+        for at, name in enumerate(node.output):
+            if not name:
+                node.output[at] = f"left out {index} {at}"
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _name_outputs(inner)
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
