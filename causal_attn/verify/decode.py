@@ -124,13 +124,19 @@ class _Decoder:
 
 
 def rounding_budget(noise: float, rows: Mapping[str, NDArray[Any]]) -> float:
-    """Twice the `noise` measured between lengths, and `BAND_ULP` units in the last place."""
-    band = 0.0
+    """Twice the `noise` measured between lengths, and `BAND_ULP` units in the last place.
+
+    What takes more than half the digits is no rounding: a graph whose rows change with what
+    follows them must not widen its own budget.
+    """
+    band = most = 0.0
     for array in rows.values():
         if array.dtype.kind == "f":
             largest = float(np.abs(array.astype(np.float64)).max(initial=0))
-            band = max(band, BAND_ULP * float(np.finfo(array.dtype).eps) * largest)
-    return 2 * noise + band
+            eps = float(np.finfo(array.dtype).eps)
+            band = max(band, BAND_ULP * eps * largest)
+            most = max(most, eps**0.5 * largest)
+    return 2 * min(noise, most) + band
 
 
 def largest_difference(

@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch.export import Dim
 
-__all__ = ["BUILDERS", "LAYERS", "WINDOW", "build", "decoder"]
+__all__ = ["BUILDERS", "LAYERS", "WINDOW", "build", "decoder", "run_cached"]
 
 LAYERS, HEADS, KV_HEADS, HIDDEN, VOCABULARY, POSITIONS = 2, 4, 2, 32, 64, 128
 HEAD_DIM = HIDDEN // HEADS
@@ -93,11 +93,21 @@ class _Cached(torch.nn.Module):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
-        layers = result.past_key_values.layers
+        layers = result.cache.layers
         return result.logits, *(part for layer in layers for part in (layer.keys, layer.values))
+
+
+def run_cached(model: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+    """What a graph of `torch_cached` must return for `feeds`, by torch."""
+    past = [array for name, array in feeds.items() if name.startswith("past_key_values")]
+    ids = (feeds[name] for name in ("input_ids", "attention_mask", "position_ids"))
+    with torch.no_grad():
+        logits, *cache = _Cached(model)(*ids, past)
+    names = [f"present.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+    return {"logits": logits, **dict(zip(names, cache, strict=True))}
 
 
 def torch_logits(family: str, folder: Path) -> Path:
@@ -213,11 +223,9 @@ def genai(family: str, folder: Path) -> Path:
 BUILDERS: dict[str, tuple[Callable[[str, Path], Path], str]] = {
     "torch-llama-cached": (torch_cached, "llama"),
     "torch-gpt2-cached": (torch_cached, "gpt2"),
-    "torch-gpt2": (torch_logits, "gpt2"),
     "torch-mistral-cached": (torch_cached, "mistral"),
     "torch-bert": (torch_logits, "bert"),
     "torch-bert-decoder": (torch_logits, "bert_decoder"),
-    "exporters-llama": (exporters, "llama"),
     "exporters-llama-decode": (exporters_decode, "llama"),
     "exporters-gpt2": (exporters, "gpt2"),
     "exporters-mistral": (exporters, "mistral"),

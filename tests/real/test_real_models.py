@@ -39,17 +39,16 @@ class Expected:
 EXPECTED = {
     "torch-llama-cached": Expected(verdict=Verdict.CONDITIONAL, cached=True),
     "torch-gpt2-cached": Expected(verdict=Verdict.CONDITIONAL, cached=True),
-    "torch-gpt2": Expected(verdict=Verdict.CONDITIONAL, cached=False),
     "torch-mistral-cached": Expected(verdict=Verdict.CONDITIONAL, cached=True, window=WINDOW),
     "torch-bert": Expected(verdict=Verdict.NOT_CAUSAL, cached=False),
     "torch-bert-decoder": Expected(verdict=Verdict.CONDITIONAL, cached=False),
-    "exporters-llama": Expected(verdict=Verdict.CONDITIONAL, cached=False),
     "exporters-llama-decode": Expected(verdict=Verdict.CONDITIONAL, cached=True, mask=False),
     "exporters-gpt2": Expected(verdict=Verdict.CONDITIONAL, cached=False),
     "exporters-mistral": Expected(verdict=Verdict.CONDITIONAL, cached=False, window=WINDOW),
     "exporters-bert": Expected(verdict=Verdict.NOT_CAUSAL, cached=False),
     "genai-llama": Expected(verdict=Verdict.CAUSAL, cached=True),
-    "genai-mistral": Expected(verdict=Verdict.CAUSAL, cached=True, window=WINDOW),
+    # onnxruntime-genai 0.18.0 writes local_window_size -1: the window of the checkpoint is lost.
+    "genai-mistral": Expected(verdict=Verdict.CAUSAL, cached=True, window=None),
 }
 
 NAMES = sorted(EXPECTED)
@@ -103,11 +102,11 @@ def test_what_left_padding_does_is_said(report: Reports) -> None:
     """Position ids or rotations between pairs carry it; a table of positions counts it."""
     left = {
         name: checks_of(report(name))["padding is invisible"].detail.partition("; ")[2]
-        for name in ("torch-gpt2-cached", "torch-gpt2", "exporters-llama", "genai-llama")
+        for name in ("torch-gpt2-cached", "exporters-gpt2", "exporters-mistral", "genai-llama")
     }
     assert left["torch-gpt2-cached"] == "on the left nothing of it is seen"
-    assert left["exporters-llama"] == "on the left nothing of it is seen"
-    assert "positions count it" in left["torch-gpt2"]
+    assert left["exporters-mistral"] == "on the left nothing of it is seen"
+    assert "positions count it" in left["exporters-gpt2"]
     assert "['logits'] change with what lies in the padding" in left["genai-llama"]
 
 
