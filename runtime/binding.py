@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
 from causal_attn.provider import Provider
 from causal_attn.runtime.dims import DimExpression
 from causal_attn.runtime.engine import InferenceSession, OrtValue, new_buffer, run_bound
 from causal_attn.runtime.feeds import FeedCheck
-from numpy.typing import NDArray
 
 __all__ = ["Binding"]
 

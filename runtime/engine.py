@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
-import numpy as np
 from causal_attn.errors import (
     CausalAttnError,
     EngineError,
@@ -28,8 +28,11 @@ from causal_attn.wheels import installed_wheels
 
 try:
     import onnxruntime
-        raise _running(error) from error
-    return cast("list[NDArray[Any]]", arrays)
+    from onnxruntime import InferenceSession, IOBinding, OrtValue
+
+    _state = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    if not TYPE_CHECKING:
+        from onnxruntime import SessionOptions
 except ImportError as error:
     # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
     # namespace: the names above are then what is missing.
@@ -185,17 +188,8 @@ def run_engine(
         # ONNX Runtime's type also has the sequences and maps that a contract cannot name.
         arrays: Any = engine.run(outputs, feeds)
     except _RAISED as error:
-<<<<<<< HEAD
-        raise _translated(
-            error,
-            _BY_CLASS[_known_class(error)].running,
-            "ONNX Runtime failed while running the model",
-        ) from error
-    return cast("list[NDArray[Any]]", arrays)
-=======
         raise _running(error) from error
-    return results
->>>>>>> bench
+    return cast("list[NDArray[Any]]", arrays)
 
 
 def run_bound(engine: InferenceSession, binding: IOBinding) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "check_future_is_invisible",
     "check_past_matters",
     "check_weights",
+    "check_window",
 ]
 
 PROBE_LENGTHS = (2, 3, 8, 13, 33, 130)
@@ -76,8 +77,9 @@ def check_future_is_invisible(
                             provider=provider,
                         )
         except CausalAttnError as error:
-            detail = f"does not run at {tokens} tokens: {error}"
-            return Check(name=name, passed=False, detail=detail, provider=provider)
+            # It says nothing about the future.
+            detail = f"does not run at {_text(sizes)}: {error}"
+            return Check(name="runs", passed=False, detail=detail, provider=provider)
     equal = "bitwise equal" if noise == 0 else f"equal within run-to-run noise {noise:.2g}"
     return Check(
         name=name,
@@ -165,6 +167,42 @@ def check_batch_is_independent(
     )
 
 
+def check_window(
+    session: Session, feeder: Feeder, *, length: int = 13, seed: int = 7
+) -> Check | None:
+    """Replace what a claimed window hides; later rows must stay bitwise equal.
+
+    ``None`` where the contract claims no window, or `length` does not exceed it.
+    """
+    spec = feeder.contract.spec
+    if spec is None or spec.window is None or spec.window >= length:
+        return None
+    rng = np.random.default_rng(seed)
+    (sizes,) = feeder.cases((length,))
+    feeds = feeder.make({**sizes, "past_tokens": 0} if "past_tokens" in sizes else sizes, rng)
+    base = session.run(feeds)
+    seen: list[tuple[str, int, int]] = []
+    for cut in sorted({1, (length - spec.window + 1) // 2, length - spec.window}):
+        changed = session.run(feeder.perturb(feeds, range(cut), HUGE, rng))
+        # Row i sees keys from i - window + 1 on.
+        for tensor in feeder.watched():
+            if tensor.name not in ("output", "weights"):
+                continue
+            old, new = _rows(feeder, tensor, base), _rows(feeder, tensor, changed)
+            rows = range(cut + spec.window - 1, length)
+            seen += [
+                (tensor.name, row, cut) for row in rows if old[row].tobytes() != new[row].tobytes()
+            ]
+    detail = f"rows do not change with positions {spec.window} or more before them"
+    if seen:
+        name, row, cut = seen[0]
+        detail = (
+            f"`{name}` at position {row} changes with positions before {cut}, outside its window "
+            f"of {spec.window}"
+        )
+    return Check(name="window", passed=not seen, detail=detail, provider=str(session.provider))
+
+
 def check_weights(
     session: Session,
     feeder: Feeder,
@@ -201,6 +239,10 @@ def check_weights(
         figures={"row_sum_error": worst},
         provider=str(session.provider),
     )
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _rows(feeder: Feeder, tensor: TensorContract, results: Results) -> NDArray[Any]:

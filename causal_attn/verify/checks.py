@@ -13,6 +13,7 @@ from causal_attn.verify.causality import (
     check_future_is_invisible,
     check_past_matters,
     check_weights,
+    check_window,
 )
 from causal_attn.verify.feeds import LENGTHS, Feeder
 from causal_attn.verify.parity import Run, check_parity
@@ -62,6 +63,7 @@ def run_checks(
             "batch is independent",
             lambda: check_batch_is_independent(session, feeder, length=min(9, longest)),
         ),
+        ("window", lambda: check_window(session, feeder, length=_past_window(feeder, longest))),
         ("weights", lambda: check_weights(session, feeder, lengths=probes)),
     ]
     checks: list[Check] = []
@@ -73,6 +75,13 @@ def run_checks(
             if check.passed is False and "does not run" in check.detail:
                 break
     return tuple(checks)
+
+
+def _past_window(feeder: Feeder, longest: int) -> int:
+    """A length at which a claimed window hides something."""
+    spec = feeder.contract.spec
+    window = spec.window if spec is not None and spec.window is not None else 0
+    return min(window + 9, longest)
 
 
 def certify(

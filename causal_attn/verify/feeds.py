@@ -46,12 +46,16 @@ class Feeder:
         bounds: Integer inputs: low and high (exclusive) of their values; default 0 to 2.
         fixed: Inputs whose values follow from the sizes. They are never changed by a probe.
         pinned: Dims that have one size, such as a batch of 1.
+        examined: Outputs that checks look at; ``None``: all with a token axis.
+        single_past: Several new tokens after a past come as a batch of 1.
     """
 
     contract: Contract
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     fixed: Mapping[str, Fixed] = field(default_factory=dict)
     pinned: Mapping[str, int] = field(default_factory=dict)
+    examined: frozenset[str] | None = None
+    single_past: bool = False
 
     def cases(self, lengths: Sequence[int] = LENGTHS) -> Iterator[dict[str, int]]:
         """Sizes for every named dim, one case a length.
@@ -74,7 +78,10 @@ class Feeder:
                 # Keep cycles of equal periods from always meeting in the same pairs.
                 for ring in rings.values():
                     next(ring)
-            yield {tokens: length, **case, **self.pinned}
+            sizes = {tokens: length, **case, **self.pinned}
+            if self.single_past and length > 1 and sizes.get("past_tokens"):
+                sizes["batch"] = 1
+            yield sizes
 
     def make(self, sizes: Sizes, rng: np.random.Generator) -> Feeds:
         """Random arrays for every input.
@@ -164,8 +171,13 @@ class Feeder:
         return next(self.token_axes(tensor), None)
 
     def watched(self) -> list[TensorContract]:
-        """The outputs that have a token axis."""
-        return [t for t in self.contract.outputs if self.token_axis(t) is not None]
+        """The outputs that have a token axis and are examined."""
+        return [
+            tensor
+            for tensor in self.contract.outputs
+            if self.token_axis(tensor) is not None
+            and (self.examined is None or tensor.name in self.examined)
+        ]
 
     def _tokens(self, feeds: Feeds) -> int:
         for tensor in self.contract.inputs:

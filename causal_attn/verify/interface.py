@@ -13,35 +13,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import UsageError
 from causal_attn.verify import influence
-from causal_attn.verify.feeds import Feeder, Fixed, Sizes
+from causal_attn.verify.feeds import Feeder
+from causal_attn.verify.head_sizes import fixed_sizes
+from causal_attn.verify.naming import (
+    ATTENTION,
+    PAST_DIMS,
+    POSITIONS,
+    TOKEN_DIMS,
+    Dims,
+    belongs_to_cache,
+    is_mask,
+    pair_cache,
+    token_axis_by_name,
+)
+from causal_attn.verify.roles import BATCH, PAST, TOKENS, Roles
 from causal_attn.verify.vocabulary import integer_bounds
 
-__all__ = ["Interface", "discover", "from_contract"]
-
-TOKENS, PAST, BATCH = "tokens", "past_tokens", "batch"
-TOTAL = f"{PAST} + {TOKENS}"
-
-_TOKEN_DIMS = {
-    "tokens", "sequence_length", "seq_length", "seq_len", "sequence", "seq", "num_tokens", "T",
-    "decoder_sequence_length", "input_length", "seqlen", "q_tokens", "length", "time",
-}  # fmt: skip
-_PAST_DIMS = {"past_tokens", "past_sequence_length", "past_seq_len", "past_length", "past_seq"}
-
-_TOKEN_AXES = {
-    "input_ids": 1, "decoder_input_ids": 1, "inputs_embeds": 1, "hidden_states": 1,
-}  # fmt: skip
-_ATTENTION = {"q", "k", "v", "query", "key", "value", "Q", "K", "V"}
-_POSITIONS = {"position_ids", "cache_position", "positions"}
-_MASKS = {"attention_mask", "input_mask"}
-_PAST_INPUT = re.compile(r"past.*(key|value)|(key|value).*(past|cache)|past_\d+|\bcache\b", re.I)
-_PRESENT = re.compile(r"present|new_key|new_value|key_cache|value_cache", re.I)
+__all__ = ["BATCH", "PAST", "TOKENS", "Interface", "discover", "from_contract", "with_outputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +49,10 @@ class Interface:
         outputs: Outputs with a token axis, ``name -> axis``.
         known: Fixed inputs, as the influence proof takes them.
         cache: Pairs of a past input and the present output that continues it.
+        mask: The input ``[batch, past and new tokens]`` that is 0 for padding, if there is one.
+        positions: The input of position ids, if there is one.
+        sizes: Dims of the graph, by the graph's own names, that have one size.
+        unplaced: Outputs to examine whose token axis only running shows.
         notes: What was left out and why.
     """
 
@@ -66,6 +63,10 @@ class Interface:
     outputs: Mapping[str, int] = field(default_factory=dict)
     known: Mapping[str, influence.Known] = field(default_factory=dict)
     cache: tuple[tuple[str, str], ...] = ()
+    mask: str | None = None
+    positions: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,14 +89,14 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
                 past.setdefault(tensor.name, axis)
             elif isinstance(dim, str) and contract.tokens in re.findall(r"\w+", dim):
                 total.setdefault(tensor.name, axis)
-    names = [tensor.name for tensor in contract.outputs]
+    results: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in contract.outputs}
     return Interface(
         feeder=feeder,
         tokens=tokens,
         past=past,
         total={name: axis for name, axis in total.items() if name not in tokens},
         outputs=_watched(feeder),
-        cache=_pairs(past, names),
+        cache=pair_cache(past, results),
     )
 
 
@@ -122,11 +123,12 @@ def discover(
     results = {v.name: _dims(v) for v in model.graph.output}
     _check_names("tokens_axis", tokens_axis or {}, inputs)
     _check_names("outputs", dict.fromkeys(outputs or (), 0), results)
-    tokens = dict(tokens_axis or _token_inputs(inputs, path))
+    tokens = _sharing(dict(tokens_axis or _named_tokens(inputs, path)), inputs)
     past = {
         name: axis for name, dims in inputs.items() if (axis := _past_axis(name, dims, tokens))
     }
-    roles = _Roles(inputs, tokens, past)
+    sizes = fixed_sizes(model.graph)
+    roles = Roles(inputs, tokens, past, sizes)
     contract = Contract(
         inputs=tuple(
             _tensor(value, roles.input_dims(value.name))
@@ -144,143 +146,75 @@ def discover(
         bounds=integer_bounds(model.graph),
         fixed=roles.fixed,
         pinned=roles.pinned,
+        examined=None if outputs is None else frozenset(outputs),
     )
-    watched = {
-        t.name: axis for t in contract.outputs if (axis := feeder.token_axis(t)) is not None
-    }
-    notes = []
-    if outputs is not None:
-        watched = {name: watched.get(name, _guess_axis(results[name])) for name in outputs}
-    for name in results:
-        if name not in watched:
-            notes.append(f"output {name!r} was not examined: it has no token axis")
+    watched = _watched(feeder)
+    wanted = list(results) if outputs is None else list(outputs)
     return Interface(
         feeder=feeder,
         tokens=tokens,
         past=past,
         total=roles.total,
-        outputs=watched,
+        outputs={name: axis for name, axis in watched.items() if name in wanted},
         known=roles.known,
-        cache=_pairs(past, list(results)),
-        notes=tuple(notes),
+        cache=pair_cache(past, results),
+        mask=roles.mask,
+        positions=next((name for name in inputs if name in POSITIONS), None),
+        sizes=sizes,
+        unplaced=tuple(
+            name for name in wanted if name not in watched and (outputs or not watched)
+        ),
+        notes=_notes(results, watched, wanted, past),
     )
 
 
-class _Roles:
-    """What each axis of each input is, in our words."""
-
-    def __init__(
-        self,
-        inputs: Mapping[str, list[str | int | None]],
-        tokens: dict[str, int],
-        past: Mapping[str, int],
-    ) -> None:
-        self.inputs, self.tokens, self.past = inputs, tokens, past
-        self.total: dict[str, int] = {}
-        self.fixed: dict[str, Fixed] = {}
-        self.known: dict[str, influence.Known] = {}
-        self.pinned: dict[str, int] = {}
-        self.names: dict[str, str] = {}
-        for name, axis in tokens.items():
-            self._call(inputs[name][axis], TOKENS)
-        for name, axis in past.items():
-            self._call(inputs[name][axis], PAST)
-        for name, dims in inputs.items():
-            if len(dims) > 1 and (tokens.get(name) or past.get(name) or name in _MASKS):
-                self._call(dims[0], BATCH)
-            self._fix(name, dims)
-
-    def input_dims(self, name: str) -> tuple[str | int, ...]:
-        dims: list[str | int] = [
-            self._named(dim, f"{name}_{axis}") for axis, dim in enumerate(self.inputs[name])
+def _notes(
+    results: Mapping[str, Dims],
+    watched: Mapping[str, int],
+    wanted: list[str],
+    past: Mapping[str, int],
+) -> tuple[str, ...]:
+    notes = [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
+    if watched:
+        notes += [
+            f"output {name!r}: it has no token axis" for name in wanted if name not in watched
         ]
-        for axes, word in (
-            (self.tokens, TOKENS), (self.past, PAST), (self.total, TOTAL if self.past else TOKENS),
-        ):  # fmt: skip
-            if name in axes:
-                dims[axes[name]] = word
-        return tuple(dims)
-
-    def output_dims(self, dims: list[str | int | None]) -> tuple[str | int, ...]:
-        named = [self._named(dim, f"output_{axis}") for axis, dim in enumerate(dims)]
-        pinned = self.pinned.get(TOKENS)
-        if pinned is not None and TOKENS not in named and named.count(pinned) == 1:
-            named[named.index(pinned)] = TOKENS
-        return tuple(named)
-
-    def _call(self, dim: str | int | None, word: str) -> None:
-        if isinstance(dim, int):
-            self.pinned[word] = dim
-        elif dim is not None:
-            self.names.setdefault(dim, word)
-
-    def _named(self, dim: str | int | None, fallback: str) -> str | int:
-        if isinstance(dim, int):
-            return dim
-        if dim is None:
-            return fallback
-        if dim in self.names:
-            return self.names[dim]
-        swapped = re.sub(r"[A-Za-z_]\w*", lambda m: self.names.get(m[0], m[0]), dim)
-        terms = sorted(term.strip() for term in swapped.split("+"))
-        if {TOKENS, PAST} == set(terms) or dim in ("total_sequence_length", "total_seq_len"):
-            return TOTAL
-        return swapped if all(re.fullmatch(r"\w+", term) for term in terms) else fallback
-
-    def _fix(self, name: str, dims: list[str | int | None]) -> None:
-        """Inputs whose values follow from the call: no position is in them."""
-        if name in _MASKS and len(dims) == 2:
-            self.total[name] = 1
-            self.fixed[name] = lambda shape, sizes: np.ones(shape, np.int64)
-            self.known[name] = influence.ones
-        elif name in _POSITIONS:
-            axis = self.tokens.pop(name, len(dims) - 1)
-            self.tokens[name] = axis
-            self.fixed[name] = lambda shape, sizes: _positions(shape, axis, sizes)
-            self.known[name] = influence.positions
-        elif name == "token_type_ids":
-            self.fixed[name] = lambda shape, sizes: np.zeros(shape, np.int64)
-            self.known[name] = 0
-        elif name in ("seqlens_k", "past_seq_len"):
-            # GroupQueryAttention wants the total less one; past_seq_len of genai is the same.
-            self.fixed[name] = lambda shape, sizes: np.full(shape, _total(sizes) - 1)
-            self.known[name] = lambda shape, axis, past: np.full(shape, -1)
-        elif name in ("total_sequence_length", "total_seq_len"):
-            self.fixed[name] = lambda shape, sizes: np.full(shape, _total(sizes))
+    if past and not pair_cache(past, results):
+        notes.append("decode: no output continues every past input")
+    return tuple(notes)
 
 
-def _total(sizes: Sizes) -> int:
-    return sizes.get(PAST, 0) + sizes[TOKENS]
+def _named_tokens(inputs: Mapping[str, Dims], path: Path) -> dict[str, int]:
+    """Token inputs by their names and dims.
 
-
-def _positions(shape: tuple[int, ...], axis: int, sizes: Sizes) -> NDArray[Any]:
-    return influence.positions(shape, axis, sizes.get(PAST, 0))
-
-
-def _token_inputs(inputs: Mapping[str, list[str | int | None]], path: Path) -> dict[str, int]:
+    Raises:
+        UsageError: There are none, or it could be one or the other.
+    """
     found: dict[str, int] = {}
+    unclear: list[str] = []
     for name, dims in inputs.items():
-        if _PAST_INPUT.search(name) or name in _MASKS:
+        if belongs_to_cache(name) or is_mask(name):
             continue
-        axis = _TOKEN_AXES.get(name)
-        if name in _ATTENTION:
-            axis = {2: 0, 3: 1, 4: 2}.get(len(dims))
-        if name in _POSITIONS:
-            axis = len(dims) - 1
-        named = [at for at, dim in enumerate(dims) if dim in _TOKEN_DIMS]
+        axis = token_axis_by_name(name, dims)
+        named = [at for at, dim in enumerate(dims) if dim in TOKEN_DIMS]
         if axis is None and len(named) == 1:
             axis = named[0]
-        if axis is not None and axis < len(dims):
+        if axis is None:
+            unclear += [f"{name}={at}" for at in named]
+        elif name in found or axis < len(dims):
             found[name] = axis
-    if set(found) - _POSITIONS:
-        # Others that share the dim run along the tokens too.
-        words = {inputs[name][axis] for name, axis in found.items()}
-        words = {word for word in words if isinstance(word, str)}
-        for name, dims in inputs.items():
-            shared = [at for at, dim in enumerate(dims) if dim in words]
-            if shared and name not in _MASKS and not _PAST_INPUT.search(name):
-                found.setdefault(name, shared[0])
+    # Queries and keys may have dims of their own, and positions follow the tokens.
+    leading = {name: axis for name, axis in found.items() if name not in ATTENTION | POSITIONS}
+    dims_of = {inputs[name][axis] for name, axis in leading.items()}
+    if len({dim for dim in dims_of if isinstance(dim, str)}) > 1:
+        unclear = [f"{name}={axis}" for name, axis in leading.items()]
+    elif set(found) - POSITIONS:
         return found
+    if len(unclear) > 1:
+        raise UsageError(
+            f"`tokens_axis` must pick the tokens of {path.name} out of several candidates, got "
+            f"{', '.join(unclear)}. For example --tokens-axis {unclear[0]}"
+        )
     listed = ", ".join(f"{name} {dims}" for name, dims in inputs.items())
     example = next(iter(inputs), "x")
     raise UsageError(
@@ -290,10 +224,20 @@ def _token_inputs(inputs: Mapping[str, list[str | int | None]], path: Path) -> d
     )
 
 
-def _past_axis(name: str, dims: list[str | int | None], tokens: Mapping[str, int]) -> int | None:
-    if name in tokens or not _PAST_INPUT.search(name):
+def _sharing(tokens: dict[str, int], inputs: Mapping[str, Dims]) -> dict[str, int]:
+    """`tokens` and the inputs with an axis of the same name: they run along the tokens too."""
+    words = {inputs[name][axis] for name, axis in tokens.items()}
+    for name, dims in inputs.items():
+        shared = [at for at, dim in enumerate(dims) if isinstance(dim, str) and dim in words]
+        if shared and not is_mask(name) and not belongs_to_cache(name):
+            tokens.setdefault(name, shared[0])
+    return tokens
+
+
+def _past_axis(name: str, dims: Dims, tokens: Mapping[str, int]) -> int | None:
+    if name in tokens or not belongs_to_cache(name):
         return None
-    named = [axis for axis, dim in enumerate(dims) if dim in _PAST_DIMS]
+    named = [axis for axis, dim in enumerate(dims) if dim in PAST_DIMS]
     if named:
         return named[0]
     return {4: 2, 3: 1, 5: 3}.get(len(dims))
@@ -304,25 +248,7 @@ def _watched(feeder: Feeder) -> dict[str, int]:
     return {name: axis for name, axis in axes.items() if axis is not None}
 
 
-def _guess_axis(dims: list[str | int | None]) -> int:
-    return 1 if len(dims) > 1 else 0
-
-
-def _pairs(past: Mapping[str, int], outputs: list[str]) -> tuple[tuple[str, str], ...]:
-    """Past inputs and present outputs, by name where names agree, else in order."""
-    presents = [name for name in outputs if _PRESENT.search(name)]
-    keyed = {re.sub(r"present|new", "", name).strip("._"): name for name in presents}
-    pairs = []
-    for name in past:
-        stem = re.sub(r"past_key_values|past", "", name).strip("._")
-        if stem in keyed:
-            pairs.append((name, keyed[stem]))
-    if len(pairs) == len(past):
-        return tuple(pairs)
-    return tuple(zip(past, presents, strict=False)) if len(presents) == len(past) else ()
-
-
-def _dims(value: onnx.ValueInfoProto) -> list[str | int | None]:
+def _dims(value: onnx.ValueInfoProto) -> Dims:
     shape = value.type.tensor_type.shape
     return [
         dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
@@ -359,4 +285,4 @@ def with_outputs(interface: Interface, axes: Mapping[str, int]) -> Interface:
         for tensor in contract.outputs
     )
     feeder = replace(interface.feeder, contract=replace(contract, outputs=outputs))
-    return replace(interface, feeder=feeder, outputs={**interface.outputs, **axes})
+    return replace(interface, feeder=feeder, outputs={**interface.outputs, **axes}, unplaced=())

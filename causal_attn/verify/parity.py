@@ -130,7 +130,15 @@ def check_parity(
             results = session.run(feeds)
         except CausalAttnError as error:
             return _failed(session, f"does not run at {_text(sizes)}: {error}")
-        want, plain = oracle(_widened(feeds)), baseline(feeds)
+        try:
+            want, plain = oracle(_widened(feeds)), baseline(feeds)
+        except CausalAttnError as error:
+            return Check(
+                name="parity",
+                passed=None,
+                detail=f"the oracle does not run at {_text(sizes)}: {error}",
+                provider=str(session.provider),
+            )
         for name, actual in results.items():
             comparison = compare(actual, want[name], plain[name])
             if not comparison.passed:

@@ -93,7 +93,7 @@ def check_proof(model: onnx.ModelProto, interface: Interface, folder: Path) -> P
         total_tokens=interface.total,
         lengths=LENGTHS if fixed is None else (fixed,),
         past=pasts if interface.past else 0,
-        dims=dict.fromkeys(("features", "head_dim"), 2),
+        dims={**dict.fromkeys(("features", "head_dim"), 2), **interface.sizes},
         known=interface.known,
         base_dir=folder,
     )

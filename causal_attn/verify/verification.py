@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from causal_attn.verify.decode import check_decode
 from causal_attn.verify.feeds import LENGTHS, Feeds
 from causal_attn.verify.interface import Interface, discover, from_contract, with_outputs
 from causal_attn.verify.oracle import run_spec
+from causal_attn.verify.padding import check_padding
 from causal_attn.verify.parity import Run, check_parity
 from causal_attn.verify.placement import check_placement, count_placement
 from causal_attn.verify.report import Report, VariantReport
+from causal_attn.verify.runnable import Runnable, find_runnable
 from causal_attn.verify.static import Proved, check_inputs_are_read, check_proof, read_model
 from causal_attn.verify.widen import GraphRun
 
@@ -115,44 +118,39 @@ def _verify(
     on_check: Callable[[str], None],
 ) -> VariantReport:
     checks: list[Check] = []
-    not_checked = list(interface.notes)
+    not_checked: list[str] = []
     model = read_model(variant.model)
-    foreign = variant.contract.form == "foreign"
     placement: dict[str, int] = {}
-    session = None
-    # TF32 rounds float32 products to 10 bits, which no budget for float32 allows.
-    exact = {"use_tf32": "0"} if provider is Provider.CUDA else None
-    try:
-        session = open_variant(variant, provider, provider_options=exact)
-    except EngineError as error:
-        detail = f"ONNX Runtime does not load it, so nothing was run: {error}"
-        checks.append(Check(name="runs", passed=None, detail=detail, provider=str(provider)))
-    if session is not None and not interface.outputs:
-        interface = _found_by_running(session, interface)
+    with ExitStack() as stack:
+        try:
+            # TF32 rounds float32 products to 10 bits, which no budget for float32 allows.
+            exact = {"use_tf32": "0"} if provider is Provider.CUDA else None
+            session = stack.enter_context(open_variant(variant, provider, provider_options=exact))
+        except EngineError as error:
+            detail = f"ONNX Runtime does not load it, so nothing was run: {error}"
+            checks.append(Check(name="runs", passed=None, detail=detail, provider=str(provider)))
+            interface = with_outputs(interface, dict.fromkeys(interface.unplaced, 1))
+        else:
+            on_check(f"sizes on {provider}")
+            placement = count_placement(session)
+            checks.append(check_placement(session))
+            ran = _sizes(session, variant, interface, lengths)
+            not_checked += ran.notes
+            interface = ran.interface
+            if not ran.lengths:
+                detail = f"no input that was tried runs: {ran.reason}"
+                checks.append(
+                    Check(name="runs", passed=None, detail=detail, provider=str(provider))
+                )
+                interface = with_outputs(interface, dict.fromkeys(interface.unplaced, 1))
+            else:
+                interface = _found_by_running(session, interface)
+                dynamic, reasons = _dynamic(session, variant, interface, ran.lengths, on_check)
+                checks += dynamic
+                not_checked += reasons
     on_check("influence proof")
     proved = check_proof(model, interface, variant.directory)
     checks[:0] = [check_inputs_are_read(model.graph), proved.check]
-    if session is not None:
-        with session:
-            placement = count_placement(session)
-            checks.append(check_placement(session))
-            usable = _usable_lengths(
-                session, interface, lengths or (FOREIGN_LENGTHS if foreign else LENGTHS)
-            )
-            if foreign and max(usable) < max(lengths or FOREIGN_LENGTHS):
-                not_checked.append(f"lengths above {max(usable)}: the model does not run there")
-            oracle, baseline, reason = _runs(variant, interface, usable)
-            if reason:
-                not_checked.append(f"parity: {reason}")
-            checks += run_checks(
-                session, interface.feeder, oracle, baseline, lengths=usable, on_check=on_check
-            )
-            on_check(f"decode on {provider}")
-            decode = check_decode(session, interface)
-            if decode is not None:
-                checks.append(decode)
-            if exact is not None and oracle is not None and baseline is not None:
-                not_checked.append(_with_tf32(variant, interface, oracle, baseline, usable))
     return VariantReport(
         variant=variant.name,
         provider=provider,
@@ -161,8 +159,40 @@ def _verify(
         visibility=proved.proof.outputs,
         leak=proved.proof.leak,
         placement=placement,
-        not_checked=tuple(not_checked),
+        not_checked=(*interface.notes, *not_checked),
     )
+
+
+def _sizes(
+    session: Session, variant: Variant, interface: Interface, lengths: Sequence[int] | None
+) -> Runnable:
+    """A contract is a promise to run; a model of others is tried first."""
+    if variant.contract.form != "foreign":
+        return Runnable(interface=interface, lengths=tuple(lengths or LENGTHS))
+    return find_runnable(session, interface, lengths or FOREIGN_LENGTHS)
+
+
+def _dynamic(
+    session: Session,
+    variant: Variant,
+    interface: Interface,
+    lengths: Sequence[int],
+    on_check: Callable[[str], None],
+) -> tuple[list[Check], list[str]]:
+    """Everything that runs the graph, and what could not be."""
+    oracle, baseline, reason = _runs(variant, interface, lengths)
+    checks = list(
+        run_checks(session, interface.feeder, oracle, baseline, lengths=lengths, on_check=on_check)
+    )
+    for name, check in (("decode", check_decode), ("padding", check_padding)):
+        on_check(f"{name} on {session.provider}")
+        result = check(session, interface)
+        if result is not None:
+            checks.append(result)
+    reasons = [f"parity: {reason}"] if reason else []
+    if session.provider is Provider.CUDA and oracle is not None and baseline is not None:
+        reasons.append(_with_tf32(variant, interface, oracle, baseline, lengths))
+    return checks, reasons
 
 
 def _with_tf32(
@@ -185,49 +215,26 @@ def _certificate(variant: Variant, checks: Sequence[Check], proved: Proved) -> C
 
 def _found_by_running(session: Session, interface: Interface) -> Interface:
     """Token axes of outputs whose dims carry no name: those that grow with the tokens."""
+    if not interface.unplaced or interface.fixed_tokens is not None:
+        return interface
     rng = np.random.default_rng(0)
     shapes = []
     for sizes in interface.feeder.cases((5, 7)):
         sizes = {**sizes, **{name: 2 for name in sizes if name not in ("tokens",)}}
         results = session.run(interface.feeder.make({**sizes, **interface.feeder.pinned}, rng))
-        shapes.append({name: array.shape for name, array in results.items()})
+        shapes.append({name: results[name].shape for name in interface.unplaced})
     axes = {}
     for name, short in shapes[0].items():
         grown = [axis for axis, size in enumerate(short) if shapes[1][name][axis] == size + 2]
         if grown:
             axes[name] = grown[0]
-    if not axes:
+    if not axes and not interface.outputs:
         raise UsageError(
             "`outputs` must have one that grows with the tokens, got none: "
             f"{[tensor.name for tensor in session.contract.outputs]}. A graph that returns one "
             "row for all tokens cannot be causal or not."
         )
     return with_outputs(interface, axes)
-
-
-def _usable_lengths(
-    session: Session, interface: Interface, lengths: Sequence[int]
-) -> Sequence[int]:
-    """`lengths` without those at the long end at which a model of others does not run.
-
-    A table of positions has an end. A graph that runs at 9 tokens only is another matter: what
-    fails below a length that runs is left in, and fails its check.
-    """
-    if interface.fixed_tokens is not None:
-        return (interface.fixed_tokens,)
-    if session.contract.form != "foreign":
-        return lengths
-    rng = np.random.default_rng(0)
-    usable = sorted(lengths)
-    while len(usable) > 1:
-        (sizes,) = interface.feeder.cases((usable[-1],))
-        try:
-            session.run(interface.feeder.make(sizes, rng))
-        except CausalAttnError:
-            usable.pop()
-            continue
-        break
-    return usable
 
 
 def _runs(

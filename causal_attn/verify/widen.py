@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
+from causal_attn.verify.evaluator_ops import EVALUATOR_OPS
 from causal_attn.verify.feeds import Feeds
 
 __all__ = ["GraphRun", "widen"]
@@ -25,8 +26,8 @@ __all__ = ["GraphRun", "widen"]
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 _DOUBLE = onnx.TensorProto.DOUBLE
 
-# Attributes that name a dtype, by operator.
-# Not stash_type: the evaluator knows one value of it, and computes in the dtype of the input.
+# Attributes that name a dtype. Not ``stash_type``: the evaluator computes norms in the dtype of
+# the input whatever it says, and takes no value but float32.
 _DTYPE_ATTRIBUTES = {"to", "dtype", "softmax_precision", "output_dtype"}
 
 
@@ -44,8 +45,9 @@ class GraphRun:
     def __init__(self, path: Path, *, wide: bool) -> None:
         model = onnx.load(path)
         model = widen(model) if wide else model
+        _name_outputs(model.graph)
         try:
-            self._evaluator = ReferenceEvaluator(model)
+            self._evaluator = ReferenceEvaluator(model, new_ops=list(EVALUATOR_OPS))
         # The evaluator raises what its operators raise, under many types.
         except Exception as error:  # noqa: BLE001
             raise PackageError(_no_implementation(error)) from None
@@ -62,6 +64,17 @@ class GraphRun:
 def _no_implementation(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"onnx's reference evaluator, the float64 oracle, does not run the graph: {text[:200]}"
+
+
+def _name_outputs(graph: onnx.GraphProto) -> None:
+    """Name what is left out: the evaluator takes such an output for an input left out."""
+    for index, node in enumerate(graph.node):
+        for at, name in enumerate(node.output):
+            if not name:
+                node.output[at] = f"left out {index} {at}"
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _name_outputs(inner)
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:

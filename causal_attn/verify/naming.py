@@ -1,0 +1,98 @@
+"""What the ecosystem calls things: inputs of tokens, of the past, masks, positions, their dims.
+
+One table a role, so that a convention that is missing is one entry away. Names decide only where
+they are unambiguous; everything else is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "ATTENTION",
+    "PAST_DIMS",
+    "POSITIONS",
+    "TOKEN_DIMS",
+    "TOTAL_DIMS",
+    "Dims",
+    "belongs_to_cache",
+    "continues_cache",
+    "is_mask",
+    "pair_cache",
+    "token_axis_by_name",
+]
+
+Dims = list[str | int | None]
+"""Of one tensor: a size, a name, or ``None`` for an axis of which nothing is said."""
+
+TOKEN_DIMS = {
+    "tokens", "sequence_length", "seq_length", "seq_len", "sequence", "seq", "num_tokens", "T",
+    "decoder_sequence_length", "input_length", "seqlen", "q_tokens", "length", "time",
+}  # fmt: skip
+PAST_DIMS = {"past_tokens", "past_sequence_length", "past_seq_len", "past_length", "past_seq"}
+TOTAL_DIMS = {"total_sequence_length", "total_seq_len", "total_tokens", "kv_length"}
+
+ATTENTION = {"q", "k", "v", "query", "key", "value", "Q", "K", "V"}
+POSITIONS = {"position_ids", "cache_position", "positions"}
+_IDS = {"input_ids", "decoder_input_ids"}
+_EMBEDDED = {"inputs_embeds", "hidden_states", "decoder_inputs_embeds"}
+
+_CACHE = re.compile(r"past|cache|present", re.I)
+_PART = re.compile(r"(?:^|[._])(?:past_|present_)?(keys?|values?|k|v)(?=$|[._\d])", re.I)
+_PAST = re.compile(r"past.*(key|value)|(key|value).*(past|cache)|past_\d+|\bcache\b", re.I)
+
+
+def token_axis_by_name(name: str, dims: Dims) -> int | None:
+    """The axis of new tokens that the name of an input promises, or ``None``."""
+    rank = len(dims)
+    if name in _IDS or name in POSITIONS:
+        return rank - 1 if rank else None
+    if name in _EMBEDDED:
+        return rank - 2 if rank >= 2 else None
+    if name in ATTENTION:
+        return {2: 0, 3: 1, 4: 2}.get(rank)
+    return None
+
+
+def is_mask(name: str) -> bool:
+    """Whether an input says which tokens are padding."""
+    return name.endswith("attention_mask") or name == "input_mask"
+
+
+def belongs_to_cache(name: str) -> bool:
+    """Whether an input holds keys, values or both of earlier calls."""
+    return _PAST.search(name) is not None
+
+
+def continues_cache(name: str) -> bool:
+    """Whether an output holds keys, values or both for later calls."""
+    return _CACHE.search(name) is not None or re.match(r"new_(key|value)", name) is not None
+
+
+def pair_cache(past: Iterable[str], outputs: Mapping[str, Dims]) -> tuple[tuple[str, str], ...]:
+    """Past inputs and the outputs that continue them.
+
+    Two names go together if they have the same numbers and the same part, key or value, in them:
+    ``past_key_values.0.key`` and ``present.0.key``, or ``input.cache.layers.0.keys`` and
+    ``output.cache.layers.0.keys``. Where a pair is missing there is none: half a cache cannot be
+    handed on.
+    """
+    past = list(past)
+    signed: dict[tuple[object, ...], list[str]] = {}
+    for name, dims in outputs.items():
+        # A scalar beside the cache, such as a counter, has no rows.
+        if len(dims) > 1 and continues_cache(name):
+            signed.setdefault(_signature(name), []).append(name)
+    pairs = []
+    for name in past:
+        found = signed.get(_signature(name), [])
+        if len(found) != 1:
+            return ()
+        pairs.append((name, found[0]))
+    return tuple(pairs) if len({output for _, output in pairs}) == len(pairs) else ()
+
+
+def _signature(name: str) -> tuple[object, ...]:
+    parts = _PART.findall(name.replace("past_key_values", "past").replace("key_value", "past"))
+    return (*map(int, re.findall(r"\d+", name)), parts[-1][0].lower() if parts else "")
