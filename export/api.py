@@ -15,10 +15,11 @@ from causal_attn.contract import Contract
 from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
 from causal_attn.errors import CheckError, ProviderError, UsageError
 from causal_attn.export.capture import capture
-from causal_attn.export.forms import Form, choose_form
+from causal_attn.export.forms import choose_form
 from causal_attn.export.lower import lower, save_model, tensor_contracts
 from causal_attn.export.oracle import baseline, oracle
 from causal_attn.export.quiet import ExportLog
+from causal_attn.export.sdpa import attention_calls
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.package import Package, VariantSource, write_package
 from causal_attn.package_write import require_free
@@ -97,6 +98,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         on_step("capture with torch.export")
         program = capture(bound, log)
+        calls = attention_calls(program)
         written: dict[tuple[str, int], tuple[Path, Contract]] = {}
         certificates: dict[tuple[str, int, Provider], Certificate] = {}
         sources = []
@@ -111,18 +113,19 @@ def export(
                 contract = Contract(
                     inputs=tensor_contracts(model.graph.inputs),
                     outputs=tensor_contracts(model.graph.outputs),
-                    form=used.name if bound.spec is not None else "captured",
+                    form=used.name if calls["attend"] else "captured",
                     opset=number,
                     spec=bound.spec,
-                    choice={} if form != "auto" else {"rule": "decomposed runs on every provider"},
+                    choice=_choice(form, bound, calls),
                 )
                 write_metadata(file, {CONTRACT_KEY: contract.to_json()})
                 written[key] = (file, contract)
             file, contract = written[key]
             judged = (*key, judges[provider])
             if judged not in certificates:
+                finite_mask = used.finite_mask and contract.form == used.name
                 certificates[judged] = _check(
-                    file, judges[provider], used, bound, lengths, on_step
+                    file, judges[provider], finite_mask, bound, lengths, on_step
                 )
             sources.append(
                 VariantSource(
@@ -140,7 +143,7 @@ def export(
 def _check(
     file: Path,
     provider: Provider,
-    form: Form,
+    finite_mask: bool,
     target: Target,
     lengths: Sequence[int],
     on_step: Callable[[str], None],
@@ -161,7 +164,7 @@ def _check(
             bounds=target.bounds,
             on_check=on_step,
         )
-    certificate = certify(model_digest(file), checks, finite_mask=form.finite_mask)
+    certificate = certify(model_digest(file), checks, finite_mask=finite_mask)
     if not certificate.passed:
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
         remedy = (
@@ -175,6 +178,16 @@ def _check(
             f"No package was written.{remedy}"
         )
     return certificate
+
+
+def _choice(form: str, target: Target, calls: Mapping[str, Any]) -> dict[str, Any]:
+    """What the contract says of how the form came about: the rule, and what became the op."""
+    choice: dict[str, Any] = {}
+    if form == "auto":
+        choice["rule"] = "decomposed runs on every provider"
+    if target.spec is None:
+        choice["captured"] = calls
+    return choice
 
 
 def _bind(

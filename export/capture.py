@@ -11,8 +11,9 @@ from torch.export import Dim, ExportedProgram
 
 from causal_attn.errors import CaptureError
 from causal_attn.export.quiet import ExportLog, quiet
-from causal_attn.export.sdpa import SDPA, refuse_sdpa
+from causal_attn.export.sdpa import rewrite_sdpa
 from causal_attn.export.target import Target, evaluating
+from causal_attn.operator import AsOp
 
 __all__ = ["capture"]
 
@@ -31,7 +32,7 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     """
     dynamic = _dynamic_shapes(target.dims)
     try:
-        with quiet(log), evaluating(target.module), torch.no_grad():
+        with quiet(log), evaluating(target.module), torch.no_grad(), AsOp():
             program = torch.export.export(
                 target.module,
                 args=(),
@@ -45,9 +46,7 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     _refuse_mutation(program)
     _refuse_narrowed_dims(program, target)
     _refuse_dead_inputs(program)
-    for node in program.graph.nodes:
-        if node.target is SDPA:
-            refuse_sdpa(node)
+    rewrite_sdpa(program)
     return program
 
 
