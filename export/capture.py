@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
 
 from causal_attn.errors import CaptureError
 from causal_attn.export.quiet import ExportLog, quiet
-from causal_attn.export.sdpa import rewrite_sdpa
+from causal_attn.export.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.target import Target, evaluating
 from causal_attn.operator import AsOp
 
@@ -26,11 +26,11 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
         log: Gets whatever torch prints.
 
     Raises:
-        CaptureError: A Python branch on a length fixes it, a buffer is mutated, an input is not
-            read, or torch.export cannot trace the code. The message names the log file.
+        CaptureError: A Python branch on a length fixes it, random numbers are drawn, an input is
+            not read, or torch.export cannot trace the code. The message names the log file.
         InputError: An attention in the target has arguments that ONNX reads differently.
     """
-    dynamic = _dynamic_shapes(target.dims)
+    dynamic = _dynamic_shapes(target)
     try:
         with quiet(log), evaluating(target.module), torch.no_grad(), AsOp():
             program = torch.export.export(
@@ -43,18 +43,22 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
         raise CaptureError(_explain(error, target, log)) from None
-    _refuse_mutation(program)
+    _refuse_random(program)
     _refuse_narrowed_dims(program, target)
-    _refuse_dead_inputs(program)
+    if not target.may_ignore:
+        _refuse_dead_inputs(program)
     rewrite_sdpa(program)
     return program
 
 
-def _dynamic_shapes(dims: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, Dim]]:
-    made: dict[str, Dim] = {}
+def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
+    made: dict[str, Any] = {}
+    for dim in {dim for axes in target.dims.values() for dim in axes.values()}:
+        low, high = target.ranges.get(dim, (None, None))
+        # A sum of dims has no name of its own: torch.export finds the relation.
+        made[dim] = Dim(dim, min=low, max=high) if dim.isidentifier() else Dim.DYNAMIC
     return {
-        name: {axis: made.setdefault(dim, Dim(dim)) for axis, dim in axes.items()}
-        for name, axes in dims.items()
+        name: {axis: made[dim] for axis, dim in axes.items()} for name, axes in target.dims.items()
     }
 
 
@@ -86,15 +90,23 @@ def _explain(error: Exception, target: Target, log: ExportLog) -> str:
     )
 
 
-def _refuse_mutation(program: ExportedProgram) -> None:
-    """A buffer written in forward: its new value is dropped, every run starts from the first."""
-    signature = program.graph_signature
-    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if mutated:
+def _refuse_random(program: ExportedProgram) -> None:
+    """Numbers drawn in forward: no two runs agree, so nothing can be checked."""
+    random = {
+        str(node.target)
+        for node in program.graph.nodes
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        # Its dropout is refused with its other arguments.
+        and node.target is not SDPA
+        # dropout(input, p, train)
+        and not (
+            node.target is torch.ops.aten.dropout.default and 0 in (node.args[1], node.args[2])
+        )
+    }
+    if random:
         raise CaptureError(
-            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
-            "ONNX graph keeps no state, so every run would start from the first value. Take the "
-            "cache as an input and return the new one."
+            f"`target` must compute the same each time, got random numbers from {sorted(random)}. "
+            "Put it in eval mode, or draw them outside and pass them in."
         )
 
 
@@ -103,6 +115,8 @@ def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
     for node in program.graph.nodes:
         axes = target.dims.get(node.name) if node.op == "placeholder" else None
         for axis, dim in (axes or {}).items():
+            if not dim.isidentifier():
+                continue
             size = node.meta["val"].shape[axis]
             if not isinstance(size, torch.SymInt):
                 raise CaptureError(
@@ -112,7 +126,8 @@ def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
             if allowed is None:
                 continue
             low, high = allowed.lower, allowed.upper
-            if low > 2 or high < 2**31:
+            least, most = target.ranges.get(dim, (0, 2**31))
+            if low > max(2, least) or high < most:
                 raise CaptureError(
                     f"`{dim}` of `{node.name}` must be free, but a branch in the code holds only "
                     f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "

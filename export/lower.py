@@ -32,11 +32,13 @@ def lower(
     """Write `program` as an ONNX model at `opset`, attention in `form`.
 
     Raises:
-        CaptureError: torch.onnx has no translation for an op; the message names it and the log.
+        CaptureError: A buffer or an input is written to, or torch.onnx has no translation for an
+            op; the message names it and the log.
     """
     try:
         with quiet(log), torch.no_grad():
             lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
+            _refuse_mutation(lowered)
             onnx_program = torch.onnx.export(
                 lowered,
                 (),
@@ -47,6 +49,8 @@ def lower(
                 optimize=True,
                 verbose=False,
             )
+    except CaptureError:
+        raise
     # Any failure of the exporter, under any type, becomes ours with its report in the log.
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
@@ -65,6 +69,21 @@ def lower(
     _name_dims(model, program, target)
     _drop_unused_results(model)
     return model
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    """A buffer written in forward: its new value is dropped, every run starts from the first.
+
+    Writes show once `program` is decomposed; before, they are ops such as ``add_``.
+    """
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise CaptureError(
+            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
+            "ONNX graph keeps no state, so every run would start from the first value. Take the "
+            "cache as an input and return the new one."
+        )
 
 
 def save_model(model: ir.Model, path: Path) -> None:
