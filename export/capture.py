@@ -15,7 +15,7 @@ from causal_attn.export.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.target import Target, evaluating
 from causal_attn.operator import AsOp
 
-__all__ = ["capture"]
+__all__ = ["capture", "refuse_narrowed_dims"]
 
 
 def capture(target: Target, log: ExportLog) -> ExportedProgram:
@@ -44,8 +44,8 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
         log.add(traceback.format_exc())
         raise CaptureError(_explain(error, target, log)) from None
     _refuse_random(program)
-    _refuse_narrowed_dims(program, target)
-    if not target.may_ignore:
+    if not target.guarded:
+        refuse_narrowed_dims(program, target)
         _refuse_dead_inputs(program)
     rewrite_sdpa(program)
     return program
@@ -53,12 +53,12 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
 
 def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
     made: dict[str, Any] = {}
-    for dim in {dim for axes in target.dims.values() for dim in axes.values()}:
-        low, high = target.ranges.get(dim, (None, None))
-        # A sum of dims has no name of its own: torch.export finds the relation.
-        made[dim] = Dim(dim, min=low, max=high) if dim.isidentifier() else Dim.DYNAMIC
     return {
-        name: {axis: made[dim] for axis, dim in axes.items()} for name, axes in target.dims.items()
+        name: {
+            axis: Dim.AUTO if target.guarded else made.setdefault(dim, Dim(dim))
+            for axis, dim in axes.items()
+        }
+        for name, axes in target.dims.items()
     }
 
 
@@ -110,13 +110,15 @@ def _refuse_random(program: ExportedProgram) -> None:
         )
 
 
-def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
-    """A branch such as ``if tokens > 4`` narrows a dim; the guard does not reach ONNX."""
+def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
+    """A branch such as ``if tokens > 4`` narrows a dim; the guard does not reach ONNX.
+
+    Raises:
+        CaptureError: A dim of `target` has one size, or not every size.
+    """
     for node in program.graph.nodes:
         axes = target.dims.get(node.name) if node.op == "placeholder" else None
         for axis, dim in (axes or {}).items():
-            if not dim.isidentifier():
-                continue
             size = node.meta["val"].shape[axis]
             if not isinstance(size, torch.SymInt):
                 raise CaptureError(
@@ -126,8 +128,7 @@ def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
             if allowed is None:
                 continue
             low, high = allowed.lower, allowed.upper
-            least, most = target.ranges.get(dim, (0, 2**31))
-            if low > max(2, least) or high < most:
+            if low > 2 or high < 2**31:
                 raise CaptureError(
                     f"`{dim}` of `{node.name}` must be free, but a branch in the code holds only "
                     f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "

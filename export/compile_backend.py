@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import CompileContext, tracing
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from causal_attn.contract import Contract
 from causal_attn.digest import CONTRACT_KEY, write_metadata
 from causal_attn.errors import CausalAttnError, CheckError, UsageError
 from causal_attn.export.capture import capture
 from causal_attn.export.compile_check import check_graph
-from causal_attn.export.compile_graph import Plan, plan_graph
+from causal_attn.export.compile_graph import Plan, guard_lengths, plan_graph
 from causal_attn.export.compile_record import GraphReport, compile_report, record
 from causal_attn.export.forms import choose_form
 from causal_attn.export.lower import lower, save_model, tensor_contracts
@@ -198,6 +198,7 @@ def _compile(
     if facts["attention"]["attend"]:
         facts["form"] = form.name
     model = lower(program, plan.target, form, opset, log)
+    guards = guard_lengths(plan, program)
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         file = Path(folder) / "model.onnx"
         save_model(model, file)
@@ -213,7 +214,7 @@ def _compile(
     if not options.check:
         facts["checked"] = ("nothing: options={'check': False}",)
         return compiled
-    parity = check_graph(plan, compiled.run, str(provider))
+    parity = check_graph(plan, contract, guards, compiled.run, str(provider))
     facts["checked"] = (
         f"parity: {parity.detail}",
         "causality: not asked of a part of a program; export the module for that",

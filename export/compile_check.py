@@ -7,18 +7,19 @@ the values it was called with, on fresh ones, and at sizes it was not called wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from causal_attn.certificate import Check
+from causal_attn.contract import Contract
 from causal_attn.export.compile_graph import Plan
 from causal_attn.export.oracle import baseline, oracle
-from causal_attn.verify.feeds import Feeds
+from causal_attn.verify.feeds import Feeds, resize
 from causal_attn.verify.parity import Comparison, compare
 
 __all__ = ["check_graph"]
@@ -28,19 +29,25 @@ _SIZES = (2, 3, 17, 33, 64)
 
 
 def check_graph(
-    plan: Plan, run: Callable[[Mapping[str, Tensor]], list[Tensor]], provider: str
+    plan: Plan,
+    contract: Contract,
+    guards: Sequence[sympy.Expr],
+    run: Callable[[Mapping[str, Tensor]], Sequence[Tensor]],
+    provider: str,
 ) -> Check:
     """Compare `run`, the compiled graph, with the captured one.
 
     Args:
         plan: Of the graph; its weights keep their values.
+        contract: Of the exported graph, whose dims say which lengths belong together.
+        guards: What holds of the lengths where the graph runs.
         run: Inputs by name to results, as a call will run it.
         provider: Where it runs.
     """
     right, plain = oracle(plan.target), baseline(plan.target)
     worst: Comparison | None = None
     ran, refused = 0, 0
-    for where, tensors in _cases(plan):
+    for where, tensors in _cases(plan, contract, guards):
         feeds = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         try:
             wanted, ordinary = right(_widened(feeds)), plain(feeds)
@@ -70,34 +77,47 @@ def _check(passed: bool | None, detail: str, provider: str) -> Check:
     return Check(name="parity", passed=passed, detail=detail, provider=provider)
 
 
-def _cases(plan: Plan) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _cases(
+    plan: Plan, contract: Contract, guards: Sequence[sympy.Expr]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The inputs of the call, fresh values at its sizes, fresh values at others."""
     generator = torch.Generator().manual_seed(0)
-    examples = dict(plan.target.examples)
-    yield "as called", examples
-    symbols = sorted({s for size in plan.sizes.values() for s in size.free_symbols}, key=str)
-    for sizes in [None, *_sizes(plan, symbols)] if symbols else [None]:
-        fresh = {
-            name: example
-            if name in plan.weights
-            else _fresh(
-                example, example.shape if sizes is None else plan.shape(name, sizes), generator
-            )
-            for name, example in examples.items()
+    examples = plan.target.examples
+    shapes = {name: tuple(example.shape) for name, example in examples.items()}
+    yield "as called", dict(examples)
+    yield "with fresh values", _draw(plan, shapes, generator)
+    for sizes in _sizes(contract, guards):
+        others = {tensor.name: resize(tensor, sizes) for tensor in contract.inputs}
+        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        yield f"with fresh values at {text}", _draw(plan, shapes | others, generator)
+
+
+def _draw(
+    plan: Plan, shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator
+) -> dict[str, Tensor]:
+    return {
+        name: example if name in plan.weights else _fresh(example, shapes[name], generator)
+        for name, example in plan.target.examples.items()
+    }
+
+
+def _sizes(contract: Contract, guards: Sequence[sympy.Expr]) -> Iterator[dict[str, int]]:
+    """Sizes that keep the guards, different ones for different dims."""
+    dims = {dim for tensor in contract.inputs for dim in tensor.dims if isinstance(dim, str)}
+    names = sorted({term for dim in dims for term in re.findall(r"[A-Za-z_]\w*", dim)})
+    for case in range(len(_SIZES) if names else 0):
+        sizes = {
+            name: _SIZES[(case + 2 * index) % len(_SIZES)] for index, name in enumerate(names)
         }
-        text = "" if sizes is None else ", ".join(f"{s}={size}" for s, size in sizes.items())
-        yield f"with fresh values{text and ' at '}{text}", fresh
+        if all(_holds(guard, sizes) for guard in guards):
+            yield sizes
 
 
-def _sizes(plan: Plan, symbols: list[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, int]]:
-    """Sizes within the ranges, different ones for different symbols."""
-    for case in range(len(_SIZES)):
-        sizes = {}
-        for index, symbol in enumerate(symbols):
-            low, high = plan.target.ranges.get(str(symbol), (2, _SIZES[-1]))
-            wanted = next(islice(_SIZES, (case + 2 * index) % len(_SIZES), None))
-            sizes[symbol] = sympy.Integer(min(max(wanted, low), high))
-        yield sizes
+def _holds(guard: sympy.Expr, sizes: Mapping[str, int]) -> bool:
+    """Whether `guard` is kept, as far as `sizes` decide it."""
+    known = {symbol: sympy.Integer(sizes[str(symbol)]) for symbol in guard.free_symbols
+             if str(symbol) in sizes}  # fmt: skip
+    return guard.xreplace(known) is not sympy.false
 
 
 def _fresh(example: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -8,26 +8,27 @@ handed on, None) is added to the results outside the graph.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._sympy.numbers import int_oo
 
 from causal_attn.errors import CaptureError
 from causal_attn.export.target import Target
 
-__all__ = ["Plan", "plan_graph"]
-
-MAX_SIZE = 2**31
-"""Stands for no upper limit."""
+__all__ = ["Plan", "guard_lengths", "plan_graph"]
 
 _WEIGHT = re.compile(r"_(parameters|buffers)_")
+
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv)
 
 Result = Callable[[Sequence[Tensor], Sequence[Any]], Any]
 """One result, from what ONNX Runtime computed and what the graph was called with."""
@@ -41,22 +42,15 @@ class Plan:
         target: What to export; it returns the tensors that are computed, as a tuple.
         positions: Of every input of `target` among the arguments of the captured graph.
         weights: Inputs that are parameters or buffers: they do not change from call to call.
-        sizes: Name or formula of every dynamic dim to what it is in symbols.
+        lengths: Sizes of every input as torch.compile has them, integers or symbols.
         results: How each result of the captured graph comes about.
     """
 
     target: Target
     positions: Mapping[str, int]
     weights: frozenset[str]
-    sizes: Mapping[str, sympy.Expr]
+    lengths: Mapping[str, tuple[int | torch.SymInt, ...]]
     results: tuple[Result, ...]
-
-    def shape(self, name: str, symbols: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
-        """The shape of input `name` where the symbols have these sizes."""
-        shape = list(self.target.examples[name].shape)
-        for axis, dim in self.target.dims[name].items():
-            shape[axis] = int(self.sizes[dim].xreplace(symbols))
-        return tuple(shape)
 
     def describe(self) -> dict[str, str]:
         """Inputs that are not weights, such as ``{"x": "float32[2, s27, 8]"}``."""
@@ -76,71 +70,122 @@ class Plan:
 def plan_graph(captured: fx.GraphModule, inputs: Sequence[Any]) -> Plan:
     """Plan the export of `captured`, called with `inputs`.
 
+    A number that is not the length of a tensor stays an input where arithmetic is all that is done
+    with it. Anywhere else (a shape, an epsilon) its value is fixed, and torch.compile, which is
+    told so, compiles again for another.
+
     Raises:
-        CaptureError: An argument is neither a tensor nor an integer, a result is a view of an
+        CaptureError: An argument is neither a tensor nor a number, a result is a view of an
             argument, or the graph computes no tensor.
     """
     arguments = captured.graph.find_nodes(op="placeholder")
     symbols = _Symbols(arguments, inputs)
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, Any] = {}
     examples: dict[str, Tensor] = {}
-    positions: dict[str, int] = {}
     sources: dict[str, fx.Node] = {}
-    scalars: list[tuple[fx.Node, fx.Node]] = []
-    for position, (node, value) in enumerate(zip(arguments, inputs, strict=True)):
-        free = not isinstance(value, Tensor)
-        if free and symbols.owner(node) is not None:
-            continue
-        if free and not isinstance(value, int | torch.SymInt):
+    for node, value in zip(arguments, inputs, strict=True):
+        if isinstance(value, Tensor):
+            name = _input_name(node, examples)
+            # ONNX Runtime gets contiguous memory; tracing sees the same.
+            examples[name], sources[name] = value.detach().contiguous(), node
+            copies[node] = graph.placeholder(name)
+        elif not isinstance(value, int | torch.SymInt):
             raise CaptureError(
-                f"`f` must take tensors and integers, got {type(value).__name__} for "
+                f"`f` must take tensors and numbers, got {type(value).__name__} for "
                 f"`{node.name}`. Fix it beforehand, with functools.partial or a closure."
             )
-        name = _input_name(node, examples)
-        copies[node] = graph.placeholder(name)
-        # ONNX Runtime gets contiguous memory; tracing sees the same.
-        examples[name] = torch.tensor(symbols.hint(node)) if free else value.detach().contiguous()
-        positions[name], sources[name] = position, node
-        if free:
-            scalars.append((node, copies[node]))
+        elif symbols.owner(node) is None and _only_arithmetic(node):
+            name = _input_name(node, examples)
+            examples[name], sources[name] = torch.tensor(symbols.hint(node)), node
+            copies[node] = graph.placeholder(name)
     for node in arguments:
-        owner = None if node in copies else symbols.owner(node)
+        owner = symbols.owner(node)
         if owner is not None:
             copies[node] = graph.call_method("size", (copies[owner[0]], owner[1]))
-    for node, scalar in scalars:
-        copies[node] = graph.call_method("item", (scalar,))
+        elif node not in copies:
+            copies[node] = guard_scalar(node.meta["example_value"])
+        elif not isinstance(node.meta["example_value"], Tensor):
+            copies[node] = graph.call_method("item", (copies[node],))
     results: Sequence[Any] = ()
     for node in captured.graph.nodes:
         if node.op == "output":
             results = node.args[0]
+        elif (number := _float_argument(node)) is not None and not _only_arithmetic(node):
+            copies[node] = guard_scalar(number)
         elif node.op != "placeholder" and node.target is not torch._C._set_grad_enabled:
             # Gradients are refused, so switching them on and off means nothing here.
             copies[node] = graph.node_copy(node, copies.__getitem__)
     computed, makers = _results(results, arguments, symbols)
     graph.output(tuple(copies[node] for node in computed))
     _drop_dead(graph)
-    kept = {node.target for node in graph.find_nodes(op="placeholder")}
-    dims, sizes, ranges = _dims({name: sources[name] for name in examples if name in kept})
+    kept = {str(node.target) for node in graph.find_nodes(op="placeholder")}
+    sources = {name: node for name, node in sources.items() if name in kept}
+    lengths = {name: _shape(node.meta["example_value"]) for name, node in sources.items()}
     return Plan(
         target=Target(
             module=fx.GraphModule(captured, graph),
-            examples={name: tensor for name, tensor in examples.items() if name in kept},
-            dims=dims,
+            examples={name: examples[name] for name in sources},
+            dims={
+                name: {axis: str(size) for axis, size in enumerate(sizes) if not _is_fixed(size)}
+                for name, sizes in lengths.items()
+            },
             outputs=tuple(f"output_{index}" for index in range(len(computed))),
-            # torch.compile hands over whatever the code takes, a norm that is switched off too.
-            may_ignore=True,
-            ranges=ranges,
+            guarded=True,
         ),
-        positions={name: position for name, position in positions.items() if name in kept},
+        positions={name: arguments.index(node) for name, node in sources.items()},
         weights=frozenset(
-            name for name in kept
-            if isinstance(inputs[positions[name]], torch.nn.Parameter)
-            or _WEIGHT.search(str(sources[name].target))
+            name
+            for name, node in sources.items()
+            if isinstance(inputs[arguments.index(node)], torch.nn.Parameter)
+            or _WEIGHT.search(str(node.target))
         ),
-        sizes=sizes,
+        lengths=lengths,
         results=makers,
-    )  # fmt: skip
+    )
+
+
+def guard_lengths(plan: Plan, program: ExportedProgram) -> tuple[sympy.Expr, ...]:
+    """Tell torch.compile what the export of `plan` asks of lengths; it then guards that.
+
+    Tracing and writing a graph decide branches, such as whether a slice ends before the tensor
+    does. torch.export keeps the decisions to itself, and torch.compile would run the graph where
+    they are wrong.
+
+    Args:
+        plan: With the symbols of torch.compile.
+        program: Its export, after it was lowered: that decides branches too.
+
+    Returns:
+        All that holds of the symbols of torch.compile where it runs this graph.
+    """
+    pairs = [
+        (plan.lengths[node.name][axis], size)
+        for node in program.graph.find_nodes(op="placeholder")
+        for axis, size in enumerate(_shape(node.meta["val"]))
+    ]
+    renamed: dict[sympy.Expr, sympy.Expr] = {}
+    for theirs, ours in pairs:
+        if not _is_fixed(ours) and (expression := _expression(ours)).is_symbol:
+            renamed.setdefault(expression, _expression(theirs))
+    conditions = {
+        sympy.Eq(_expression(theirs), _expression(ours).xreplace(renamed))
+        for theirs, ours in pairs
+    }
+    for _, ours in pairs:
+        if isinstance(ours, torch.SymInt):
+            env = ours.node.shape_env
+            conditions |= {env.replace(guard.expr).xreplace(renamed) for guard in env.guards}
+    held: list[sympy.Expr] = []
+    for theirs in (size for size, _ in pairs if isinstance(size, torch.SymInt)):
+        env = theirs.node.shape_env
+        for condition in sorted(conditions, key=str):
+            # What is left of torch.export's own symbols belongs to no length of an input.
+            if condition.free_symbols <= env.backed_var_to_val.keys():
+                env.evaluate_expr(condition)
+        held = [guard.expr for guard in env.guards]
+        break
+    return tuple(held)
 
 
 class _Symbols:
@@ -155,12 +200,12 @@ class _Symbols:
                     if isinstance(size, torch.SymInt):
                         self._owners.setdefault(size.node.expr, (node, axis))
                         self._places.setdefault(size.node.expr, _size_of(position, axis))
-            elif (symbol := _expression(node)) is not None:
+            elif (symbol := _symbol(node)) is not None:
                 self._places[symbol] = _argument(position)
 
     def owner(self, node: fx.Node) -> tuple[fx.Node, int] | None:
         """The tensor and the axis that an integer argument is the length of."""
-        symbol = _expression(node)
+        symbol = _symbol(node)
         return None if symbol is None else self._owners.get(symbol)
 
     def hint(self, node: fx.Node) -> int:
@@ -222,27 +267,41 @@ def _refuse_view(result: fx.Node, arguments: Sequence[fx.Node]) -> None:
             )
 
 
-def _dims(
-    sources: Mapping[str, fx.Node],
-) -> tuple[dict[str, dict[int, str]], dict[str, sympy.Expr], dict[str, tuple[int, int]]]:
-    """Dynamic axes by input, what their names stand for, and ranges that torch.compile guards."""
-    dims: dict[str, dict[int, str]] = {}
-    sizes: dict[str, sympy.Expr] = {}
-    ranges: dict[str, tuple[int, int]] = {}
-    for name, node in sources.items():
-        dims[name] = {}
-        value = node.meta["example_value"]
-        for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
-            if not isinstance(size, torch.SymInt):
-                continue
-            expression = size.node.expr
-            dim = dims[name][axis] = str(expression)
-            sizes[dim] = expression
-            if expression.is_symbol:
-                bound = size.node.shape_env.bound_sympy(expression)
-                high = MAX_SIZE if bound.upper is int_oo else min(int(bound.upper), MAX_SIZE)
-                ranges[dim] = (int(bound.lower), high)
-    return dims, sizes, ranges
+def _shape(value: Any) -> tuple[int | torch.SymInt, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _is_fixed(size: int | torch.SymInt) -> bool:
+    """Whether `size` is one number: a symbol that the code ties to one is still a symbol."""
+    return bool(_expression(size).is_number)
+
+
+def _float_argument(node: fx.Node) -> torch.SymFloat | None:
+    """The number that `node` reads out of the tensor that torch.compile wraps a float in."""
+    if node.op != "call_method" or node.target != "item":
+        return None
+    (source,) = node.args
+    value = source.meta["example_value"] if isinstance(source, fx.Node) else None
+    number = getattr(value, "item_memo", None)
+    # Without a hint it is read out of a tensor of the user's own.
+    wrapped = isinstance(number, torch.SymFloat) and number.node.has_hint()
+    return number if wrapped else None
+
+
+def _only_arithmetic(number: fx.Node) -> bool:
+    """Whether `number` is only added to, subtracted from, multiplied by and divided by tensors."""
+    return all(
+        user.op == "output"
+        or (
+            user.target in _ARITHMETIC
+            and (isinstance(user.meta["example_value"], Tensor) or _only_arithmetic(user))
+        )
+        for user in number.users
+    )
 
 
 def _drop_dead(graph: fx.Graph) -> None:
@@ -270,7 +329,7 @@ def _input_name(node: fx.Node, taken: Mapping[str, Tensor]) -> str:
     return name
 
 
-def _expression(node: fx.Node) -> sympy.Expr | None:
+def _symbol(node: fx.Node) -> sympy.Expr | None:
     value = node.meta.get("example_value")
     return value.node.expr if isinstance(value, torch.SymInt) else None
 

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from causal_attn.contract import TensorContract
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture import refuse_narrowed_dims
 from causal_attn.export.forms import Form
 from causal_attn.export.quiet import ExportLog, quiet
 from causal_attn.export.sdpa import SDPA, lower_sdpa
@@ -39,6 +40,9 @@ def lower(
         with quiet(log), torch.no_grad():
             lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
             _refuse_mutation(lowered)
+            if not target.guarded:
+                # Decompositions branch too, and torch checks their guards against nothing.
+                refuse_narrowed_dims(lowered, target)
             onnx_program = torch.onnx.export(
                 lowered,
                 (),
