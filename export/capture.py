@@ -7,6 +7,7 @@ import traceback
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from causal_attn.errors import CaptureError
@@ -15,7 +16,7 @@ from causal_attn.export.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.target import Target, evaluating
 from causal_attn.operator import AsOp
 
-__all__ = ["capture", "refuse_narrowed_dims"]
+__all__ = ["capture", "input_values", "refuse_narrowed_dims"]
 
 
 def capture(target: Target, log: ExportLog) -> ExportedProgram:
@@ -46,9 +47,19 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     _refuse_random(program)
     if not target.guarded:
         refuse_narrowed_dims(program, target)
-        _refuse_dead_inputs(program)
+        _refuse_dead_inputs(program, target)
     rewrite_sdpa(program)
     return program
+
+
+def input_values(program: ExportedProgram, target: Target) -> dict[str, Tensor]:
+    """The fake tensor of every input by the name that `target` has for it.
+
+    torch.export gives placeholders names of its own: ``X`` becomes ``x``.
+    """
+    values = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+    traced = program.graph_signature.user_inputs
+    return {name: values[own] for own, name in zip(traced, target.examples, strict=True)}
 
 
 def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
@@ -116,13 +127,12 @@ def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
     Raises:
         CaptureError: A dim of `target` has one size, or not every size.
     """
-    for node in program.graph.nodes:
-        axes = target.dims.get(node.name) if node.op == "placeholder" else None
-        for axis, dim in (axes or {}).items():
-            size = node.meta["val"].shape[axis]
+    for name, value in input_values(program, target).items():
+        for axis, dim in target.dims[name].items():
+            size = value.shape[axis]
             if not isinstance(size, torch.SymInt):
                 raise CaptureError(
-                    f"`{dim}` of `{node.name}` must stay dynamic, but the code fixes it to {size}."
+                    f"`{dim}` of `{name}` must stay dynamic, but the code fixes it to {size}."
                 )
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is None:
@@ -130,20 +140,17 @@ def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
             low, high = allowed.lower, allowed.upper
             if low > 2 or high < 2**31:
                 raise CaptureError(
-                    f"`{dim}` of `{node.name}` must be free, but a branch in the code holds only "
+                    f"`{dim}` of `{name}` must be free, but a branch in the code holds only "
                     f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "
                     "example took. Write it as a tensor operation that is right for every length."
                 )
 
 
-def _refuse_dead_inputs(program: ExportedProgram) -> None:
+def _refuse_dead_inputs(program: ExportedProgram, target: Target) -> None:
     """An input no node reads: two inputs were one tensor, or the code ignores it."""
-    names = set(program.graph_signature.user_inputs)
-    dead = [
-        node.name
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names and not node.users
-    ]
+    inputs = zip(program.graph_signature.user_inputs, target.examples, strict=True)
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    dead = [name for traced, name in inputs if not nodes[traced].users]
     if dead:
         raise CaptureError(
             f"`example_inputs` must all be read, but {dead} reach no output. Leave them out, or "

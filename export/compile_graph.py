@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture import input_values
 from causal_attn.export.target import Target
 
 __all__ = ["Plan", "guard_lengths", "plan_graph"]
@@ -160,9 +161,9 @@ def guard_lengths(plan: Plan, program: ExportedProgram) -> tuple[sympy.Expr, ...
         All that holds of the symbols of torch.compile where it runs this graph.
     """
     pairs = [
-        (plan.lengths[node.name][axis], size)
-        for node in program.graph.find_nodes(op="placeholder")
-        for axis, size in enumerate(_shape(node.meta["val"]))
+        (plan.lengths[name][axis], size)
+        for name, value in input_values(program, plan.target).items()
+        for axis, size in enumerate(value.shape)
     ]
     renamed: dict[sympy.Expr, sympy.Expr] = {}
     for theirs, ours in pairs:
@@ -320,7 +321,7 @@ def _drop_dead(graph: fx.Graph) -> None:
 
 def _input_name(node: fx.Node, taken: Mapping[str, Tensor]) -> str:
     """``L_x_`` becomes ``x``: torch.compile's name of a local."""
-    base = re.sub(r"^[Ll]_(?=.)|_$", "", str(node.target))
+    base = re.sub(r"^[LlGg]_(?=.)|_$", "", str(node.target))
     base = base if base.isidentifier() and not base.startswith("_") else f"input_{base}"
     name, count = base, 1
     while name in taken:

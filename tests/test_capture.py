@@ -334,6 +334,17 @@ class TestExports:
                 got = session(q.numpy(), k.numpy(), v.numpy()).output
                 np.testing.assert_allclose(got, crossed(q, k, v), rtol=2e-5, atol=2e-6)
 
+    def test_names_that_torch_export_changes(self, tmp_path: Path) -> None:
+        def causal(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+            return SDPA(Q, K, V, is_causal=True)
+
+        dims = {name: {0: "batch", 2: "tokens"} for name in "QKV"}
+        examples = {name: torch.randn(2, 3, 5, 8) for name in "QKV"}
+        export(causal, tmp_path / "named", example_inputs=examples, dims=dims, lengths=FEW)
+        with load(tmp_path / "named") as session:
+            assert [tensor.name for tensor in session.contract.inputs] == ["Q", "K", "V"]
+            assert session.contract.inputs[1].dims == ("batch", 3, "tokens", 8)
+
     @pytest.mark.parametrize("opset", [18, 25])
     def test_masks_of_one_key_and_rows_without_any(self, opset: int, tmp_path: Path) -> None:
         module = Mixed()
