@@ -7,12 +7,17 @@ be recognised in a traced graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from causal_attn.reference import CausalAttention, causal_attention, check_arguments
 from causal_attn.reference import attend as reference_attend
 
-__all__ = ["ATTEND", "attend", "decomposition"]
+__all__ = ["ATTEND", "AsOp", "attend", "decomposition"]
 
 
 @torch.library.custom_op("causal_attn::attend", mutates_args=())
@@ -120,3 +125,50 @@ def _shapes(
 
 
 ATTEND = torch.ops.causal_attn.attend.default
+
+
+class AsOp(TorchFunctionMode):
+    """Inside this block `causal_attn.causal_attention` is one call of the op, not its parts.
+
+    For exporters: what is traced inside can be written in any form.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        run = _through_op if func is causal_attention else func
+        return run(*args, **(kwargs or {}))
+
+
+def _through_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    past: int = 0,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    kv_lengths: Tensor | None = None,
+) -> CausalAttention:
+    check_arguments(
+        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
+    )
+    flat = q.dim() == 2
+    if flat:
+        q, k, v = (tensor[None, None] for tensor in (q, k, v))
+    past_key = past_value = None
+    # A length that is traced is not compared with 0: that would fix it.
+    if isinstance(past, torch.SymInt) or past:
+        past_key, past_value = k[:, :, :past], v[:, :, :past]
+        k, v = k[:, :, past:], v[:, :, past:]
+    output, weights, _, _ = attend(
+        q, k, v, past_key, past_value, kv_lengths, scale, window, softcap, True
+    )
+    if flat:
+        output, weights = output[0, 0], weights[0, 0]
+    return CausalAttention(output, weights)

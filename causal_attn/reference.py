@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from causal_attn.errors import InputError, SpecError
 from causal_attn.spec import require_positive
@@ -111,6 +112,33 @@ def causal_attention(
                 [0.6605, 2.6790],
                 [1.5035, 2.0000]])
     """
+    # torch's own protocol for a function that a mode may replace: the exporter puts one op here.
+    if has_torch_function((q, k, v)):
+        replaced: CausalAttention = handle_torch_function(
+            causal_attention, (q, k, v), q, k, v,
+            past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths,
+        )  # fmt: skip
+        return replaced
+    check_arguments(
+        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
+    )
+    return attend(
+        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
+    )
+
+
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    past: int,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    kv_lengths: Tensor | None,
+) -> None:
+    """Refuse what `causal_attention` refuses: the same arguments, the same errors."""
     _validate(q, k, v, past, kv_lengths)
     require_positive("scale", scale)
     require_positive("softcap", softcap)
@@ -118,9 +146,6 @@ def causal_attention(
         not isinstance(window, int) or isinstance(window, bool) or window < 1
     ):
         raise SpecError(f"`window` must be an integer >= 1 or None, got {window!r}.")
-    return attend(
-        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
-    )
 
 
 def attend(
@@ -211,7 +236,9 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, past: int, kv_lengths: Tensor | N
                 f"`{name}` must have no empty dim, got shape {list(tensor.shape)}: attention over "
                 "zero tokens is not defined."
             )
-    if not isinstance(past, int) or isinstance(past, bool) or past < 0:
+    # A length of a traced tensor has no sign yet; that k has past + q_tokens still holds below.
+    traced = isinstance(past, torch.SymInt)
+    if not traced and (not isinstance(past, int) or isinstance(past, bool) or past < 0):
         raise InputError(f"`past` must be an integer >= 0, got {past!r}.")
     if k.shape[:-1] != v.shape[:-1] or (q.dim() == 2 and k.shape != v.shape):
         raise InputError(

@@ -20,6 +20,7 @@ from causal_attn.export.forms import choose_form
 from causal_attn.export.lower import lower, save_model, tensor_contracts
 from causal_attn.export.oracle import baseline, oracle
 from causal_attn.export.quiet import ExportLog
+from causal_attn.export.sdpa import attention_calls
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.package import Package, VariantSource, write_package
 from causal_attn.package_write import require_free
@@ -101,6 +102,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         on_step("capture with torch.export")
         program = capture(bound, log)
+        calls = attention_calls(program)
         written: dict[tuple[str, int], tuple[Path, Contract]] = {}
         certificates: dict[tuple[str, int, Provider], Certificate] = {}
         sources = []
@@ -115,10 +117,10 @@ def export(
                 contract = Contract(
                     inputs=tensor_contracts(model.graph.inputs),
                     outputs=tensor_contracts(model.graph.outputs),
-                    form=used.name if bound.spec is not None else "captured",
+                    form=used.name if calls["attend"] else "captured",
                     opset=number,
                     spec=bound.spec,
-                    choice={} if form != "auto" else {"rule": "decomposed runs on every provider"},
+                    choice=_choice(form, bound, calls),
                 )
                 write_metadata(file, {CONTRACT_KEY: contract.to_json()})
                 written[key] = (file, contract)
@@ -188,6 +190,16 @@ def _check(
             f"No package was written.{remedy}"
         )
     return certificate
+
+
+def _choice(form: str, target: Target, calls: Mapping[str, Any]) -> dict[str, Any]:
+    """What the contract says of how the form came about: the rule, and what became the op."""
+    choice: dict[str, Any] = {}
+    if form == "auto":
+        choice["rule"] = "decomposed runs on every provider"
+    if target.spec is None:
+        choice["captured"] = calls
+    return choice
 
 
 def _bind(

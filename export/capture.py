@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from causal_attn.errors import CaptureError
 from causal_attn.export.quiet import ExportLog, quiet
-from causal_attn.export.sdpa import SDPA, refuse_sdpa
+from causal_attn.export.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.target import Target, evaluating
+from causal_attn.operator import AsOp
 
-__all__ = ["capture"]
+__all__ = ["capture", "input_values", "refuse_narrowed_dims"]
 
 
 def capture(target: Target, log: ExportLog) -> ExportedProgram:
@@ -25,13 +27,13 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
         log: Gets whatever torch prints.
 
     Raises:
-        CaptureError: A Python branch on a length fixes it, an input is not read, or torch.export
-            cannot trace the code. The message names the log file.
+        CaptureError: A Python branch on a length fixes it, random numbers are drawn, an input is
+            not read, or torch.export cannot trace the code. The message names the log file.
         InputError: An attention in the target has arguments that ONNX reads differently.
     """
-    dynamic = _dynamic_shapes(target.dims)
+    dynamic = _dynamic_shapes(target)
     try:
-        with quiet(log), evaluating(target.module), torch.no_grad():
+        with quiet(log), evaluating(target.module), torch.no_grad(), AsOp():
             program = torch.export.export(
                 target.module,
                 args=(),
@@ -42,19 +44,32 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
     except Exception as error:  # noqa: BLE001
         log.add(traceback.format_exc())
         raise CaptureError(_explain(error, target, log)) from None
-    _refuse_narrowed_dims(program, target)
-    _refuse_dead_inputs(program)
-    for node in program.graph.nodes:
-        if node.target is SDPA:
-            refuse_sdpa(node)
+    _refuse_random(program)
+    if not target.guarded:
+        refuse_narrowed_dims(program, target)
+        _refuse_dead_inputs(program, target)
+    rewrite_sdpa(program)
     return program
 
 
-def _dynamic_shapes(dims: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, Dim]]:
-    made: dict[str, Dim] = {}
+def input_values(program: ExportedProgram, target: Target) -> dict[str, Tensor]:
+    """The fake tensor of every input by the name that `target` has for it.
+
+    torch.export gives placeholders names of its own: ``X`` becomes ``x``.
+    """
+    values = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+    traced = program.graph_signature.user_inputs
+    return {name: values[own] for own, name in zip(traced, target.examples, strict=True)}
+
+
+def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
+    made: dict[str, Any] = {}
     return {
-        name: {axis: made.setdefault(dim, Dim(dim)) for axis, dim in axes.items()}
-        for name, axes in dims.items()
+        name: {
+            axis: Dim.AUTO if target.guarded else made.setdefault(dim, Dim(dim))
+            for axis, dim in axes.items()
+        }
+        for name, axes in target.dims.items()
     }
 
 
@@ -86,15 +101,38 @@ def _explain(error: Exception, target: Target, log: ExportLog) -> str:
     )
 
 
-def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
-    """A branch such as ``if tokens > 4`` narrows a dim; the guard does not reach ONNX."""
-    for node in program.graph.nodes:
-        axes = target.dims.get(node.name) if node.op == "placeholder" else None
-        for axis, dim in (axes or {}).items():
-            size = node.meta["val"].shape[axis]
+def _refuse_random(program: ExportedProgram) -> None:
+    """Numbers drawn in forward: no two runs agree, so nothing can be checked."""
+    random = {
+        str(node.target)
+        for node in program.graph.nodes
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        # Its dropout is refused with its other arguments.
+        and node.target is not SDPA
+        # dropout(input, p, train)
+        and not (
+            node.target is torch.ops.aten.dropout.default and 0 in (node.args[1], node.args[2])
+        )
+    }
+    if random:
+        raise CaptureError(
+            f"`target` must compute the same each time, got random numbers from {sorted(random)}. "
+            "Put it in eval mode, or draw them outside and pass them in."
+        )
+
+
+def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
+    """A branch such as ``if tokens > 4`` narrows a dim; the guard does not reach ONNX.
+
+    Raises:
+        CaptureError: A dim of `target` has one size, or not every size.
+    """
+    for name, value in input_values(program, target).items():
+        for axis, dim in target.dims[name].items():
+            size = value.shape[axis]
             if not isinstance(size, torch.SymInt):
                 raise CaptureError(
-                    f"`{dim}` of `{node.name}` must stay dynamic, but the code fixes it to {size}."
+                    f"`{dim}` of `{name}` must stay dynamic, but the code fixes it to {size}."
                 )
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is None:
@@ -102,20 +140,17 @@ def _refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
             low, high = allowed.lower, allowed.upper
             if low > 2 or high < 2**31:
                 raise CaptureError(
-                    f"`{dim}` of `{node.name}` must be free, but a branch in the code holds only "
+                    f"`{dim}` of `{name}` must be free, but a branch in the code holds only "
                     f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "
                     "example took. Write it as a tensor operation that is right for every length."
                 )
 
 
-def _refuse_dead_inputs(program: ExportedProgram) -> None:
+def _refuse_dead_inputs(program: ExportedProgram, target: Target) -> None:
     """An input no node reads: two inputs were one tensor, or the code ignores it."""
-    names = set(program.graph_signature.user_inputs)
-    dead = [
-        node.name
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in names and not node.users
-    ]
+    inputs = zip(program.graph_signature.user_inputs, target.examples, strict=True)
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    dead = [name for traced, name in inputs if not nodes[traced].users]
     if dead:
         raise CaptureError(
             f"`example_inputs` must all be read, but {dead} reach no output. Leave them out, or "

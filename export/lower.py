@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -14,6 +15,7 @@ from torch.export import ExportedProgram
 
 from causal_attn.contract import TensorContract
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture import input_values, refuse_narrowed_dims
 from causal_attn.export.forms import Form
 from causal_attn.export.quiet import ExportLog, quiet
 from causal_attn.export.sdpa import SDPA, lower_sdpa
@@ -32,13 +34,16 @@ def lower(
     """Write `program` as an ONNX model at `opset`, attention in `form`.
 
     Raises:
-        CaptureError: A buffer is written, or torch.onnx has no translation for an op; the message
-            names it and the log.
+        CaptureError: A buffer or an input is written to, or torch.onnx has no translation for an
+            op; the message names it and the log.
     """
     try:
         with quiet(log), torch.no_grad():
             lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
             _refuse_mutation(lowered)
+            if not target.guarded:
+                # Decompositions branch too, and torch checks their guards against nothing.
+                refuse_narrowed_dims(lowered, target)
             onnx_program = torch.onnx.export(
                 lowered,
                 (),
@@ -142,14 +147,12 @@ def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> Non
     inference on operators that torch does not know leaves wrong ones (a total length of 0).
     """
     names: dict[str, str] = {}
-    inputs, outputs = {}, []
-    for traced in program.graph.nodes:
-        if traced.op == "placeholder" and traced.name in target.dims:
-            inputs[traced.name] = traced.meta["val"].shape
-            for axis, name in target.dims[traced.name].items():
-                names[str(traced.meta["val"].shape[axis])] = name
-        if traced.op == "output":
-            outputs = [value.meta["val"].shape for value in traced.args[0]]
+    inputs = {name: value.shape for name, value in input_values(program, target).items()}
+    for input_name, axes in target.dims.items():
+        for axis, name in axes.items():
+            names[str(inputs[input_name][axis])] = name
+    results: Any = program.graph.output_node().args[0]
+    outputs = [result.meta["val"].shape for result in results]
     for node in model.graph.all_nodes():
         for output in node.outputs:
             output.shape = None

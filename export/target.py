@@ -44,6 +44,8 @@ class Target:
         outputs: A name for every tensor that ``forward`` returns.
         spec: The attention it is, if it is the reference op.
         bounds: Integer inputs: low and high (exclusive) of fresh values.
+        guarded: Whether someone sees to it that lengths are what the traced code asks for, as
+            torch.compile does: they may then be tied together, or fixed, and inputs ignored.
     """
 
     module: nn.Module
@@ -52,6 +54,7 @@ class Target:
     outputs: tuple[str, ...]
     spec: AttentionSpec | None = None
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    guarded: bool = False
 
 
 class _ReferenceOp(nn.Module):

@@ -13,7 +13,7 @@ from causal_attn.contract import Contract
 from causal_attn.errors import ClosedError, InputError
 from causal_attn.provider import Provider
 from causal_attn.runtime.binding import Binding
-from causal_attn.runtime.engine import InferenceSession, run_engine
+from causal_attn.runtime.engine import InferenceSession, run_engine, run_shared, share
 from causal_attn.runtime.feeds import FeedCheck
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
@@ -121,6 +121,44 @@ class Session:
             ClosedError: The session was closed.
         """
         return Binding(self._opened, self.contract, self.provider, feeds, share or {})
+
+    def share(self, tensor: Any) -> Any:
+        """An ``onnxruntime.OrtValue`` over the memory of `tensor`, for `run_shared`.
+
+        Args:
+            tensor: Anything with DLPack's protocol, or a DLPack capsule, which is used up.
+
+        Raises:
+            InputError: It is not C-contiguous, or ONNX Runtime does not have its dtype.
+        """
+        return share(tensor)
+
+    def run_shared(self, values: Mapping[str, Any]) -> list[Any]:
+        """Run on memory that is shared, not copied, on the CPU or on the provider's GPU.
+
+        ONNX Runtime checks dtypes, ranks and fixed sizes here; that dims of one name have one
+        size is the caller's promise, as is that nobody writes to the memory during the call.
+
+        Args:
+            values: What `share` made, one for each input.
+
+        Returns:
+            One ``onnxruntime.OrtValue`` for each output, in the order of the contract, on the
+            provider's device. Each has DLPack's protocol: ``torch.from_dlpack(value)`` is a
+            tensor over the same memory, which lives as long as either.
+
+        Raises:
+            InputError: An input is missing or unknown.
+            ClosedError: The session was closed.
+            EngineError: ONNX Runtime refuses a value, or failed.
+        """
+        engine = self._opened()
+        names = {tensor.name for tensor in self.contract.inputs}
+        if values.keys() != names:
+            # ONNX Runtime would run without a missing input until a kernel reads it.
+            raise InputError(f"`values` must be {sorted(names)}, got {sorted(values)}.")
+        device = "cuda" if self.provider.device == "gpu" else "cpu"
+        return run_shared(engine, self._output_names, values, device)
 
     def close(self) -> None:
         """Let go of the model. A second call does nothing."""
