@@ -134,12 +134,12 @@ def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     used = [index for index, tensor in enumerate(floats) if tensor is not None]
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
-        filled = list(floats)
+        filled: list[Any] = list(floats)
         for index, tensor in zip(used, given, strict=True):
             filled[index] = tensor
         return decomposition(*filled, kv_lengths, *ctx.options)
 
-    _, pull_back = torch.func.vjp(run, *(floats[index] for index in used))
+    pull_back = torch.func.vjp(run, *(floats[index] for index in used))[1]
     found = dict(zip(used, pull_back(gradients), strict=True))
     return *(found.get(index) for index in range(5)), *(None,) * (1 + len(ctx.options))
 
