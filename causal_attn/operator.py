@@ -137,7 +137,8 @@ def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         filled: list[Any] = list(floats)
         for index, tensor in zip(used, given, strict=True):
             filled[index] = tensor
-        return decomposition(*filled, kv_lengths, *ctx.options)
+        arguments: list[Any] = [*filled, kv_lengths, *ctx.options]
+        return decomposition(*arguments)
 
     pull_back = torch.func.vjp(run, *(floats[index] for index in used))[1]
     found = dict(zip(used, pull_back(gradients), strict=True))

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from causal_attn.contract import TensorContract
 from causal_attn.errors import CaptureError
 from causal_attn.export.forms import Form
+from causal_attn.export.functions import write_functions
 from causal_attn.export.quiet import ExportLog, quiet
 from causal_attn.export.sdpa import SDPA, lower_sdpa
 from causal_attn.export.target import Target
@@ -61,6 +62,7 @@ def lower(
     if onnx_program is None:
         raise CaptureError(f"torch.onnx returned no model; its report is in {log.save()}.")
     model: ir.Model = onnx_program.model
+    write_functions(model, form.functions)
     _strip_metadata(model)
     _name_dims(model, program, target)
     _drop_unused_results(model)
