@@ -8,7 +8,9 @@ with an explicit mask of ``-inf`` does the arithmetic: its CPU kernel takes one 
 other through scores and softmax, while they are in cache.
 
 Blocks have equal rows, ``ceil(tokens / blocks)``, since a Scan stacks results of one shape: the
-last may be short by less than `blocks` rows, which are added to its result and cut off at the end.
+last may be short by less than `blocks` rows, which are added to its result and left out at the
+end. Keys, values and results are copied by ``Gather``, not by ``Slice`` and ``Transpose``, since
+of these only ``Gather`` uses all threads.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ and 1.30 at 256 tokens, 1.72 and 1.62 at 512, 1.12 and 1.18 at 2,048. 256 rows w
 every length from 256 to 8,192.
 """
 
-SCORES = 1 << 20
-"""Scores that a step may hold, 4 MiB: a step takes as many heads as fit.
+SCORES = 1 << 19
+"""Scores that a step may hold, 2 MiB: a step takes as many heads as fit.
 
 On that machine all 16 heads at once are 5 % behind 4 of them at 512 tokens, 20 % at 1,024: their
 scores leave the cache before the second product reads them.
@@ -62,7 +64,6 @@ def _function(name: str, attributes: str, options: str) -> str:
 {{
   zero = Constant <value_ints = [0]> ()
   one = Constant <value_ints = [1]> ()
-  tokens_axis = Constant <value_ints = [2]> ()
   heads_and_tokens = Constant <value_ints = [1, 2]> ()
 
   batch = Shape <start = 0, end = 1> (query)
@@ -160,32 +161,55 @@ def _function(name: str, attributes: str, options: str) -> str:
   mask = Where (visible, shown, hidden)
   mask_axes = Constant <value_ints = [0, 1]> ()
 
-  query_heads = Concat <axis = 0> (one, all_heads, tokens, features)
-  key_heads = Concat <axis = 0> (one, all_kv_heads, kv_tokens, features)
-  value_heads = Concat <axis = 0> (one, all_kv_heads, kv_tokens, v_features)
-  queries = Reshape (query, query_heads)
-  keys = Reshape (key, key_heads)
-  values = Reshape (value, value_heads)
+  all_keys = Mul (all_kv_heads, kv_tokens)
+  all_keys_scalar = Squeeze (all_keys)
+  numbers = Range (zero_scalar, all_keys_scalar, one_scalar)
+  number_shape = Concat <axis = 0> (one, all_kv_heads, kv_tokens)
+  key_number = Reshape (numbers, number_shape)
+  query_shape = Concat <axis = 0> (one, all_heads, tokens, features)
+  key_shape = Concat <axis = 0> (all_keys, features)
+  value_shape = Concat <axis = 0> (all_keys, v_features)
+  queries = Reshape (query, query_shape)
+  keys = Reshape (key, key_shape)
+  values = Reshape (value, value_shape)
   stacked = Scan <num_scan_inputs = 7, body = attend_block (
       int64[2] query_start, int64[2] query_end, int64[2] key_start, int64[2] key_end,
       int64[2] mask_start, int64[2] mask_end, int64[8] pads
     ) => (float[one_batch, step_heads_, rows_, v_features_] block_output)
     {{
       block_query = Slice (queries, query_start, query_end, heads_and_tokens)
-      block_key = Slice (keys, key_start, key_end, heads_and_tokens)
-      block_value = Slice (values, key_start, key_end, heads_and_tokens)
+      seen = Slice (key_number, key_start, key_end, heads_and_tokens)
+      block_key = Gather (keys, seen)
+      block_value = Gather (values, seen)
       block_mask = Slice (mask, mask_start, mask_end, mask_axes)
       attended = Attention <{options}> (block_query, block_key, block_value, block_mask)
       block_output = Pad (attended, pads)
     }}
   > (query_from, query_to, past_from, past_to, mask_from, mask_to, padding)
 
-  step_shape = Concat <axis = 0> (head_steps, blocks, step_heads, rows, v_features)
-  by_step = Reshape (stacked, step_shape)
-  by_head = Transpose <perm = [0, 2, 1, 3, 4]> (by_step)
-  padded_shape = Concat <axis = 0> (batch, heads, padded_tokens, v_features)
-  padded = Reshape (by_head, padded_shape)
-  output = Slice (padded, zero, tokens, tokens_axis)
+  step_rows = Mul (step_heads, rows)
+  head_step_rows = Mul (step_rows, blocks)
+  head_count = Squeeze (all_heads)
+  head_row = Range (zero_scalar, head_count, one_scalar)
+  head = Unsqueeze (head_row, one)
+  head_in_steps = Div (head, step_heads)
+  head_in_step = Mod (head, step_heads)
+  steps_before = Mul (head_in_steps, head_step_rows)
+  heads_before = Mul (head_in_step, rows)
+  head_offset = Add (steps_before, heads_before)
+  token_count = Squeeze (tokens)
+  token = Range (zero_scalar, token_count, one_scalar)
+  token_block = Div (token, rows)
+  token_row = Mod (token, rows)
+  blocks_before = Mul (token_block, step_rows)
+  token_offset = Add (blocks_before, token_row)
+  place = Add (head_offset, token_offset)
+  stacked_shape = Constant <value_ints = [-1]> ()
+  row_shape = Concat <axis = 0> (stacked_shape, v_features)
+  stacked_rows = Reshape (stacked, row_shape)
+  gathered = Gather (stacked_rows, place)
+  output_shape = Concat <axis = 0> (batch, heads, tokens, v_features)
+  output = Reshape (gathered, output_shape)
 }}
 """
 

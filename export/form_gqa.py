@@ -31,13 +31,8 @@ CachedGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
 {{
   zero = Constant <value_ints = [0]> ()
   output, present_key, present_value = Scan <num_scan_inputs = 5, body = attend_sequence (
-      float[tokens, q_width] one_query, float[tokens, kv_width] one_key,
-      float[tokens, kv_width] one_value, float[kv_heads, past, features] one_past_key,
-      float[kv_heads, past, features] one_past_value
-    ) => (
-      float[tokens, q_width] one_output, float[kv_heads, all_tokens, features] one_present_key,
-      float[kv_heads, all_tokens, features] one_present_value
-    )
+      one_query, one_key, one_value, one_past_key, one_past_value
+    ) => (one_output, one_present_key, one_present_value)
     {{
       queries = Unsqueeze (one_query, zero)
       keys = Unsqueeze (one_key, zero)
@@ -124,6 +119,11 @@ def _tokens_first(tensor: Tensor) -> Tensor:
 def _refuse(spec: AttentionSpec, provider: Provider) -> str | None:
     if spec.num_heads is None:
         return "form 'gqa' needs `num_heads` in the spec: the op has heads as an attribute."
+    if spec.head_dim is None or spec.head_dim % 8:
+        return (
+            "form 'gqa' needs a `head_dim` in the spec that is a multiple of 8, as the kernels do, "
+            f"got {spec.head_dim}."
+        )
     if provider not in (Provider.CPU, Provider.CUDA):
         return f"form 'gqa' is an op of ONNX Runtime's own, which {provider} does not run."
     return None
@@ -133,9 +133,8 @@ GQA = Form(
     name="gqa",
     lower=_lower,
     opset=23,
-    dtypes=frozenset({torch.float32}),
+    dtypes=frozenset({torch.float16, torch.float32}),
     weights=False,
-    narrow="ONNX Runtime's CPU kernel is not within the error budget of float16.",
     refuse=_refuse,
     functions=(_CACHED,),
 )

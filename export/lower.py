@@ -149,9 +149,15 @@ def _named(size: torch.SymInt, names: Mapping[str, str]) -> str:
 
 
 def _drop_unused_results(model: ir.Model) -> None:
-    """Blank optional outputs nobody reads, so that a kernel does not fill them."""
+    """Blank optional outputs nobody reads, so that a kernel does not fill them.
+
+    But not those of GroupQueryAttention: ONNX Runtime's CPU kernel works in tiles only when it
+    writes the present, and otherwise holds all scores (2,048 tokens: 0.9 against 0.6 x torch).
+    """
     RemoveUnusedNodesPass()(model)
     for node in model.graph.all_nodes():
+        if node.op_type == "GroupQueryAttention":
+            continue
         for output in node.outputs:
             if not output.uses() and not output.is_graph_output():
                 output.name = ""
