@@ -52,12 +52,15 @@ class Contract:
     Attributes:
         inputs: In the order of the graph.
         outputs: In the order of the graph.
-        form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or ``captured`` for a user's
+        form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or several joined by ``+`` for
+            a graph that switches between them by the number of tokens; ``captured`` for a user's
             module whose attention was kept as it was written.
         opset: Version of the default ONNX domain.
         spec: The attention, if there is one for the whole graph; ``None`` for a user's module.
         tokens: Name of the dim along which the graph is causal.
-        choice: How ``form="auto"`` chose: measured figures or the rule. Empty if it did not.
+        choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
+            ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
+            tokens. Empty if the caller named the form.
     """
 
     inputs: tuple[TensorContract, ...]

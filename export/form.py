@@ -80,7 +80,5 @@ class Form:
             reason = f" {self.narrow}" if dtype is torch.float16 and self.narrow else ""
             return f"form {self.name!r} is not right for {dtype}.{reason}"
         if return_weights and not self.weights:
-            return (
-                f"form {self.name!r} never holds the weights: export with return_weights=False."
-            )
+            return f"form {self.name!r} never holds the weights: export with return_weights=False."
         return None if spec is None else self.refuse(spec, provider)

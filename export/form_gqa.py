@@ -121,8 +121,8 @@ def _refuse(spec: AttentionSpec, provider: Provider) -> str | None:
         return "form 'gqa' needs `num_heads` in the spec: the op has heads as an attribute."
     if spec.head_dim is None or spec.head_dim % 8:
         return (
-            "form 'gqa' needs a `head_dim` in the spec that is a multiple of 8, as the kernels do, "
-            f"got {spec.head_dim}."
+            "form 'gqa' needs a `head_dim` in the spec that is a multiple of 8, as its kernels "
+            f"do, got {spec.head_dim}."
         )
     if provider not in (Provider.CPU, Provider.CUDA):
         return f"form 'gqa' is an op of ONNX Runtime's own, which {provider} does not run."

@@ -50,22 +50,21 @@ def choose_form(
     dtype: torch.dtype,
     provider: Provider,
     opset: int | None,
+    return_weights: bool = False,
 ) -> tuple[Form, int]:
-    """The form to use and the opset to write it at.
-
-    ``auto`` takes the decomposed form: it is right for every dtype here and runs on every
-    provider.
+    """The form called `name` and the opset to write it at.
 
     Raises:
         UsageError: The form asked for cannot be used; the message says why.
     """
-    form = require_form("decomposed" if name == "auto" else name)
+    form = require_form(name)
     chosen = form.opset if opset is None else opset
     if not isinstance(chosen, int) or chosen > NEWEST_OPSET:
         raise UsageError(
             f"`opset` must be {form.opset} to {NEWEST_OPSET} for form {form.name!r}, "
             f"got {chosen!r}: ONNX Runtime 1.32 loads nothing newer."
         )
-    if reason := form.refusal(spec, dtype, provider, chosen):
+    weights = return_weights and spec is not None
+    if reason := form.refusal(spec, dtype, provider, chosen, return_weights=weights):
         raise UsageError(f"`form` must fit the export: {reason}")
     return form, chosen

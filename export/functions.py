@@ -27,7 +27,7 @@ def write_functions(model: ir.Model, texts: Iterable[str]) -> None:
     """
     called = {node.op_type for node in model.graph.all_nodes() if node.domain == DOMAIN}
     for text in texts:
-        function = ir.from_proto(parser.parse_function(text))
+        function = ir.serde.deserialize_function(parser.parse_function(text))
         if function.name not in called:
             continue
         model.functions[function.identifier()] = function

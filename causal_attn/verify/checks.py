@@ -13,7 +13,7 @@ from causal_attn.verify.causality import (
     check_past_matters,
     check_weights,
 )
-from causal_attn.verify.feeds import LENGTHS, Bounds
+from causal_attn.verify.feeds import LENGTHS, Bounds, switch_lengths
 from causal_attn.verify.parity import Run, check_parity
 
 __all__ = ["LOWEST_MASK_BOUND", "certify", "run_checks"]
@@ -47,7 +47,11 @@ def run_checks(
         bounds: Of integer inputs, low and high exclusive.
         on_check: Called with the name of each check before it runs.
     """
+    # Each branch of a graph that switches is a graph of its own.
+    switches = switch_lengths(session.contract)
+    lengths = sorted({*lengths, *switches})
     probes = [length for length in PROBE_LENGTHS if length <= max(lengths)] or [2]
+    probes += [length for length in switches if length > max(probes)]
     steps: list[tuple[str, Callable[[], Check | None]]] = [
         (
             "parity",

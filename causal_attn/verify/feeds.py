@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
 
-__all__ = ["LENGTHS", "Feeds", "cases", "make_feeds", "resize"]
+__all__ = ["LENGTHS", "Feeds", "cases", "make_feeds", "resize", "switch_lengths"]
 
 Feeds = dict[str, NDArray[Any]]
 Bounds = Mapping[str, tuple[int, int]]
@@ -52,6 +52,16 @@ def cases(contract: Contract, lengths: Sequence[int] = LENGTHS) -> Iterator[dict
             for ring in rings.values():
                 next(ring)
         yield {contract.tokens: length, **case}
+
+
+def switch_lengths(contract: Contract) -> tuple[int, ...]:
+    """Tokens on both sides of every place where the graph switches between forms."""
+    limits = [
+        part.get("last_tokens")
+        for part in contract.choice.get("switch", ())
+        if isinstance(part, Mapping)
+    ]
+    return tuple(length for last in limits if isinstance(last, int) for length in (last, last + 1))
 
 
 def _size(name: str, value: int | None, length: int) -> int:
