@@ -39,7 +39,7 @@ __all__ = [
     "time_models",
 ]
 
-MEASURE_LENGTHS = (16, 64, 128, 256, 512, 1024, 2048)
+MEASURE_LENGTHS: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
 """Tokens that forms are timed at, unless the caller declares a range of its own."""
 
 LONGEST_SWITCH = 1024

@@ -55,18 +55,20 @@ def switch(models: Sequence[ir.Model], names: Sequence[str], last: Sequence[int]
             name=f"choose_{name}",
         )
         for value, output in zip(node.outputs, outputs, strict=True):
-            outer = f"choose_{name}.{output.name}" if position else output.name
-            value.name, value.shape, value.type = outer, output.shape, output.type
+            value.name = f"choose_{name}.{output.name}"
+            value.shape, value.type = output.shape, output.type
         initializers.append(bound)
         nodes.append(fits)
-        if position:
-            otherwise = ir.Graph(
-                [], node.outputs, nodes=[node], name=f"beyond_{names[position - 1]}"
-            )
-    outermost = node
+        otherwise = ir.Graph([], node.outputs, nodes=[node], name=f"from_{name}")
+    outermost = otherwise[0]
+    results = list(otherwise.outputs)
+    otherwise.outputs.clear()
+    otherwise.remove(outermost)
+    for value, output in zip(results, outputs, strict=True):
+        value.name = output.name
     graph = ir.Graph(
         inputs,
-        outermost.outputs,
+        results,
         nodes=[*nodes, outermost],
         initializers=initializers,
         opset_imports={
