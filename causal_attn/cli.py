@@ -92,7 +92,9 @@ def export(
         str, typer.Argument(help="causal_attention, file.py:attribute or module:attribute.")
     ],
     path: Annotated[Path, typer.Option("--out", "-o", help="Folder of the package.")],
-    form: Annotated[str, typer.Option(help="auto, decomposed or attention.")] = "auto",
+    form: Annotated[
+        str, typer.Option(help="auto, decomposed, attention, gqa or blocked.")
+    ] = "auto",
     provider: Annotated[
         list[str] | None, typer.Option("--provider", "-p", help="One variant each; repeat it.")
     ] = None,
@@ -110,6 +112,9 @@ def export(
         typer.Option(help="Dynamic axes: x=batch,tokens,_ ; repeat it."),
     ] = None,
     weights: Annotated[bool, typer.Option(help="Whether the reference op returns them.")] = True,
+    measure: Annotated[
+        bool, typer.Option(help="Whether auto times the forms here or takes a fixed table.")
+    ] = True,
     heads: Annotated[int | None, typer.Option(help="Reference op: fixed query heads.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Reference op: key/value heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Reference op: fixed features.")] = None,
@@ -150,6 +155,7 @@ def export(
             example_inputs=_example_tensors(examples),
             dims=_parse_dims(dims),
             return_weights=weights,
+            measure=measure,
             on_step=on_step,
         )
     _show_package(package, as_json)

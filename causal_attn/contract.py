@@ -52,14 +52,17 @@ class Contract:
     Attributes:
         inputs: In the order of the graph.
         outputs: In the order of the graph.
-        form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or ``captured`` for a user's
+        form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or several joined by ``+`` for
+            a graph that switches between them by the number of tokens; ``captured`` for a user's
             module all of whose attention was kept as it was written.
         opset: Version of the default ONNX domain.
         spec: The attention, if there is one for the whole graph; ``None`` for a user's module.
         tokens: Name of the dim along which the graph is causal.
-        choice: How ``form="auto"`` chose: measured figures or the rule. For a user's module also
-            ``captured``: how many attention calls became the op (``attend``), and why the others
-            did not (``kept``: reason to number of calls). Empty if there is nothing to say.
+        choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
+            ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
+            tokens. For a user's module also ``captured``: how many attention calls became the op
+            (``attend``), and why the others did not (``kept``: reason to number of calls). Empty
+            if there is nothing to say.
     """
 
     inputs: tuple[TensorContract, ...]

@@ -124,6 +124,32 @@ def _shapes(
     )
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.options = inputs[:6], inputs[6:]
+    ctx.present = [tensor is not None for tensor in tensors]
+    ctx.save_for_backward(*(tensor for tensor in tensors if tensor is not None))
+
+
+def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients through the decomposition, which is run again: nothing but the inputs is kept."""
+    saved = iter(ctx.saved_tensors)
+    *floats, kv_lengths = (next(saved) if there else None for there in ctx.present)
+    used = [index for index, tensor in enumerate(floats) if tensor is not None]
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        filled: list[Any] = list(floats)
+        for index, tensor in zip(used, given, strict=True):
+            filled[index] = tensor
+        arguments: list[Any] = [*filled, kv_lengths, *ctx.options]
+        return decomposition(*arguments)
+
+    pull_back = torch.func.vjp(run, *(floats[index] for index in used))[1]
+    found = dict(zip(used, pull_back(gradients), strict=True))
+    return *(found.get(index) for index in range(5)), *(None,) * (1 + len(ctx.options))
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
 ATTEND = torch.ops.causal_attn.attend.default
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,21 @@ from torch import Tensor, nn
 
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
-from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
-from causal_attn.errors import CheckError, ProviderError, UsageError
+from causal_attn.errors import ProviderError, UsageError
+from causal_attn.export.auto import MEASURE_LENGTHS, Measuring, choose
 from causal_attn.export.capture import capture
+from causal_attn.export.choice import Choice
 from causal_attn.export.forms import choose_form
-from causal_attn.export.lower import lower, save_model, tensor_contracts
-from causal_attn.export.oracle import baseline, oracle
+from causal_attn.export.graph_file import check_graph, write_graph
 from causal_attn.export.quiet import ExportLog
-from causal_attn.export.sdpa import attention_calls
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.package import Package, VariantSource, write_package
 from causal_attn.package_write import require_free
 from causal_attn.provider import Provider
 from causal_attn.reference import causal_attention
-from causal_attn.runtime import available_providers, load
+from causal_attn.runtime import available_providers
 from causal_attn.spec import AttentionSpec
-from causal_attn.verify.checks import certify, run_checks
-from causal_attn.verify.decode import check_decode
 from causal_attn.verify.feeds import LENGTHS
-from causal_attn.verify.interface import from_contract
-from causal_attn.verify.placement import check_placement
-from causal_attn.verify.static import check_inputs_are_read, check_proof, read_model
 
 __all__ = ["DTYPES", "export"]
 
@@ -51,6 +44,8 @@ def export(
     example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
     dims: Dims | None = None,
     return_weights: bool = True,
+    measure: bool = True,
+    measure_lengths: Sequence[int] = MEASURE_LENGTHS,
     check_on: Sequence[str | Provider] | None = None,
     name: str | None = None,
     lengths: Sequence[int] = LENGTHS,
@@ -64,7 +59,8 @@ def export(
             ``[batch, heads, tokens, features]`` (and ``past_key``, ``past_value`` with a dynamic
             cache) and outputs ``output``, ``weights``.
         path: Folder to write. An older package there is replaced, and only once all is well.
-        form: How attention is written: ``auto``, ``decomposed`` or ``attention``.
+        form: How attention is written: ``decomposed``, ``attention``, ``gqa``, ``blocked`` or
+            ``auto``, see `causal_attn.export.auto`.
         providers: One variant of the package each.
         dtype: ``float32`` (the reference op's default), ``float16`` or ``float64``; for a module,
             default its own.
@@ -75,6 +71,10 @@ def export(
             ``{"x": ("batch", "tokens", None)}``. One must be called ``tokens``. Inputs called
             ``q``, ``k``, ``v`` or ``input_ids`` need none.
         return_weights: Whether the reference op returns its weights.
+        measure: Whether ``auto`` times the forms on this machine; if not, a fixed table decides,
+            the same everywhere.
+        measure_lengths: Tokens that ``auto`` times them at, ascending: the range of lengths that
+            the package is for.
         check_on: Providers to check on; default each variant's own, which must then be installed.
         name: Of the package; default the name of `target`.
         lengths: Tokens to check at.
@@ -95,39 +95,54 @@ def export(
     torch_dtype = _parse_dtype(dtype)
     bound = _bind(target, example_inputs, dims, torch_dtype, return_weights)
     name = name or _name_of(target)
+    if not measure_lengths or min(measure_lengths) < 1:
+        raise UsageError(
+            f"`measure_lengths` must be lengths >= 1, at least one, got {list(measure_lengths)}."
+        )
     float_dtype = _float_dtype(bound)
-    chosen = {p: choose_form(form, bound.spec, float_dtype, p, opset) for p in variants}
+    if form != "auto":
+        for provider in variants:
+            choose_form(form, bound.spec, float_dtype, provider, opset, return_weights)
     log = ExportLog()
 
-    with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
+    with tempfile.TemporaryDirectory(prefix="causal_attn-") as name_of_folder:
+        folder = Path(name_of_folder)
         on_step("capture with torch.export")
         program = capture(bound, log)
-        calls = attention_calls(program)
-        written: dict[tuple[str, int], tuple[Path, Contract]] = {}
-        certificates: dict[tuple[str, int, Provider], Certificate] = {}
+        written: dict[tuple[Any, ...], tuple[Path, Contract]] = {}
+        certificates: dict[tuple[Any, ...], Certificate] = {}
         sources = []
-        for provider, (used, number) in chosen.items():
-            key = (used.name, number)
-            if key not in written:
-                on_step(f"write {used.name} at opset {number}")
-                model = lower(program, bound, used, number, log)
-                file = Path(folder) / f"{used.name}-{number}" / "model.onnx"
-                file.parent.mkdir()
-                save_model(model, file)
-                contract = Contract(
-                    inputs=tensor_contracts(model.graph.inputs),
-                    outputs=tensor_contracts(model.graph.outputs),
-                    form=used.name if calls["attend"] else "captured",
-                    opset=number,
-                    spec=bound.spec,
-                    choice=_choice(form, bound, calls),
+        for provider in variants:
+            judge = judges[provider]
+            if form == "auto":
+                choice, number = choose(
+                    bound,
+                    float_dtype,
+                    provider,
+                    opset,
+                    return_weights=return_weights,
+                    measuring=Measuring(
+                        program, folder / f"measured-{provider}", measure_lengths, log, on_step
+                    )
+                    if measure and judge is provider
+                    else None,
                 )
-                write_metadata(file, {CONTRACT_KEY: contract.to_json()})
-                written[key] = (file, contract)
+            else:
+                used, number = choose_form(
+                    form, bound.spec, float_dtype, provider, opset, return_weights
+                )
+                choice = Choice(forms=(used,))
+            key = (choice.name, choice.last, number)
+            if key not in written:
+                on_step(f"write {choice.name} at opset {number}")
+                target_folder = folder / str(len(written))
+                written[key] = write_graph(program, bound, choice, number, target_folder, log)
             file, contract = written[key]
-            judged = (*key, judges[provider])
+            judged = (*key, judge)
             if judged not in certificates:
-                certificates[judged] = _check(file, judges[provider], bound, lengths, on_step)
+                certificates[judged] = check_graph(
+                    file, judge, bound, float_dtype, lengths, on_step
+                )
             sources.append(
                 VariantSource(
                     name=str(provider),
@@ -139,67 +154,6 @@ def export(
             )
         on_step("write the package")
         return write_package(path, name=name, variants=sources)
-
-
-def _check(
-    file: Path,
-    provider: Provider,
-    target: Target,
-    lengths: Sequence[int],
-    on_step: Callable[[str], None],
-) -> Certificate:
-    """Every check of one graph on one provider.
-
-    Raises:
-        CheckError: One of them did not pass.
-    """
-    model = read_model(file)
-    on_step("influence proof")
-    with load(file, provider, accept="unverified") as session:
-        interface = from_contract(session.contract, model)
-        interface = replace(interface, feeder=replace(interface.feeder, bounds=target.bounds))
-        proved = check_proof(model, interface, file.parent)
-        checks = [check_inputs_are_read(model.graph), proved.check, check_placement(session)]
-        checks += run_checks(
-            session,
-            interface.feeder,
-            oracle(target),
-            baseline(target),
-            lengths=lengths,
-            on_check=on_step,
-        )
-        decode = check_decode(session, interface)
-        if decode is not None:
-            checks.append(decode)
-    certificate = certify(
-        model_digest(file),
-        checks,
-        proved=proved.proof.verdict,
-        score_bound=proved.proof.score_bound,
-    )
-    if not certificate.passed:
-        wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
-        remedy = (
-            " `dtype` float64 holds only where ONNX keeps no constant in an attribute, which has "
-            "32 bits (an epsilon, a scale): export in float32."
-            if _float_dtype(target) is torch.float64
-            else ""
-        )
-        raise CheckError(
-            f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "
-            f"No package was written.{remedy}"
-        )
-    return certificate
-
-
-def _choice(form: str, target: Target, calls: Mapping[str, Any]) -> dict[str, Any]:
-    """What the contract says of how the form came about: the rule, and what became the op."""
-    choice: dict[str, Any] = {}
-    if form == "auto":
-        choice["rule"] = "decomposed runs on every provider"
-    if target.spec is None:
-        choice["captured"] = calls
-    return choice
 
 
 def _bind(

@@ -15,7 +15,7 @@ from causal_attn.verify.causality import (
     check_weights,
     check_window,
 )
-from causal_attn.verify.feeds import LENGTHS, Feeder
+from causal_attn.verify.feeds import LENGTHS, Feeder, switch_lengths
 from causal_attn.verify.parity import Run, check_parity
 
 __all__ = ["PROOF", "certify", "run_checks"]
@@ -44,8 +44,12 @@ def run_checks(
             not longer.
         on_check: Called with the name of each check before it runs.
     """
+    # Each branch of a graph that switches is a graph of its own.
+    switches = switch_lengths(feeder.contract)
+    lengths = sorted({*lengths, *switches})
     longest = max(lengths)
     probes = [length for length in PROBE_LENGTHS if length <= longest] or [longest]
+    probes += [length for length in switches if length > max(probes)]
     steps: list[tuple[str, Callable[[], Check | None]]] = []
     if oracle is not None and baseline is not None:
         run, plain = oracle, baseline

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
 
-__all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes"]
+__all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
 
 Feeds = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]
@@ -198,6 +198,16 @@ class Feeder:
             low, high = self.bounds.get(tensor.name, (0, 2))
             return rng.integers(low, high, shape).astype(tensor.dtype)
         return rng.standard_normal(shape).astype(tensor.dtype)
+
+
+def switch_lengths(contract: Contract) -> tuple[int, ...]:
+    """Tokens on both sides of every place where the graph switches between forms."""
+    limits = [
+        part.get("last_tokens")
+        for part in contract.choice.get("switch", ())
+        if isinstance(part, Mapping)
+    ]
+    return tuple(length for last in limits if isinstance(last, int) for length in (last, last + 1))
 
 
 def _size(name: str, value: int | None, length: int) -> int:

@@ -13,6 +13,7 @@ from causal_attn.certificate import Check, Verdict
 from causal_attn.digest import external_files
 from causal_attn.errors import PackageError
 from causal_attn.verify.checks import PROOF
+from causal_attn.verify.feeds import switch_lengths
 from causal_attn.verify.influence import LENGTHS, Proof, prove
 from causal_attn.verify.interface import Interface
 
@@ -91,7 +92,9 @@ def check_proof(model: onnx.ModelProto, interface: Interface, folder: Path) -> P
         outputs=interface.outputs,
         past_tokens=interface.past,
         total_tokens=interface.total,
-        lengths=LENGTHS if fixed is None else (fixed,),
+        lengths=(*LENGTHS, *switch_lengths(interface.feeder.contract))
+        if fixed is None
+        else (fixed,),
         past=pasts if interface.past else 0,
         dims={**dict.fromkeys(("features", "head_dim"), 2), **interface.sizes},
         known=interface.known,
