@@ -17,7 +17,14 @@ from causal_attn.verify.feeds import switch_lengths
 from causal_attn.verify.influence import LENGTHS, Proof, prove
 from causal_attn.verify.interface import Interface
 
-__all__ = ["LOW_BOUND", "Proved", "check_inputs_are_read", "check_proof", "read_model"]
+__all__ = [
+    "LOW_BOUND",
+    "Proved",
+    "check_inputs_are_read",
+    "check_proof",
+    "made_up_operators",
+    "read_model",
+]
 
 LOW_BOUND = 1e30
 """A conditional proof whose bound on the scores is below this decides nothing by itself.
@@ -64,6 +71,21 @@ def read_model(path: Path) -> onnx.ModelProto:
                 "onnx may know it: pip install --upgrade onnx"
             )
     return model
+
+
+def made_up_operators(model: onnx.ModelProto) -> list[str]:
+    """Operators of the ONNX domain that neither onnx nor the model itself defines."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    own = {function.name for function in model.functions}
+    return sorted(
+        {
+            node.op_type
+            for node in model.graph.node
+            if node.domain in ("", "ai.onnx")
+            and node.op_type not in own
+            and not onnx.defs.has(node.op_type, opset, "")
+        }
+    )
 
 
 def check_inputs_are_read(graph: onnx.GraphProto) -> Check:

@@ -11,7 +11,13 @@ import numpy as np
 from causal_attn.certificate import Certificate, Check
 from causal_attn.contract import Contract
 from causal_attn.digest import CONTRACT_KEY, model_digest, read_metadata
-from causal_attn.errors import CausalAttnError, EngineError, ProviderError, UsageError
+from causal_attn.errors import (
+    CausalAttnError,
+    EngineError,
+    PackageError,
+    ProviderError,
+    UsageError,
+)
 from causal_attn.package import Variant, open_model, read_package
 from causal_attn.provider import Provider
 from causal_attn.runtime import Session, available_providers
@@ -26,7 +32,13 @@ from causal_attn.verify.parity import Run, check_parity
 from causal_attn.verify.placement import check_placement, count_placement
 from causal_attn.verify.report import Report, VariantReport
 from causal_attn.verify.runnable import Runnable, find_runnable
-from causal_attn.verify.static import Proved, check_inputs_are_read, check_proof, read_model
+from causal_attn.verify.static import (
+    Proved,
+    check_inputs_are_read,
+    check_proof,
+    made_up_operators,
+    read_model,
+)
 from causal_attn.verify.widen import GraphRun
 
 __all__ = ["FOREIGN_LENGTHS", "verify"]
@@ -126,10 +138,11 @@ def _verify(
             # TF32 rounds float32 products to 10 bits, which no budget for float32 allows.
             exact = {"use_tf32": "0"} if provider is Provider.CUDA else None
             session = stack.enter_context(open_variant(variant, provider, provider_options=exact))
-        except EngineError as error:
-            detail = f"ONNX Runtime does not load it, so nothing was run: {error}"
-            checks.append(Check(name="runs", passed=None, detail=detail, provider=str(provider)))
-            interface = with_outputs(interface, dict.fromkeys(interface.unplaced, 1))
+        except (EngineError, PackageError) as error:
+            # An operator that nobody knows is no fault of the file; any other fault is.
+            if isinstance(error, PackageError) and not made_up_operators(model):
+                raise
+            checks.append(_not_run(interface, provider, f"ONNX Runtime does not load it: {error}"))
         else:
             on_check(f"sizes on {provider}")
             placement = count_placement(session)
@@ -139,10 +152,7 @@ def _verify(
             interface = ran.interface
             if not ran.lengths:
                 detail = f"no input that was tried runs: {ran.reason}"
-                checks.append(
-                    Check(name="runs", passed=None, detail=detail, provider=str(provider))
-                )
-                interface = with_outputs(interface, dict.fromkeys(interface.unplaced, 1))
+                checks.append(_not_run(interface, provider, detail))
             else:
                 interface = _found_by_running(session, interface)
                 dynamic, reasons = _dynamic(session, variant, interface, ran.lengths, on_check)
@@ -161,6 +171,20 @@ def _verify(
         placement=placement,
         not_checked=(*interface.notes, *not_checked),
     )
+
+
+def _not_run(interface: Interface, provider: Provider, detail: str) -> Check:
+    """Nothing was run, which decides nothing.
+
+    Raises:
+        UsageError: And without running it, no output is known to have a token axis.
+    """
+    if not interface.outputs:
+        raise UsageError(
+            "`outputs` must have one with a token axis, got none by name, and running the model "
+            f"to find it failed: {detail}"
+        )
+    return Check(name="runs", passed=None, detail=detail, provider=str(provider))
 
 
 def _sizes(

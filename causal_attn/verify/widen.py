@@ -44,7 +44,8 @@ class GraphRun:
 
     def __init__(self, path: Path, *, wide: bool) -> None:
         model = onnx.load(path)
-        model = widen(model) if wide else model
+        if wide:
+            _widen_model(model)
         _name_outputs(model.graph)
         try:
             self._evaluator = ReferenceEvaluator(model, new_ops=list(EVALUATOR_OPS))
@@ -52,6 +53,8 @@ class GraphRun:
         except Exception as error:  # noqa: BLE001
             raise PackageError(_no_implementation(error)) from None
         self._names = [value.name for value in model.graph.output]
+        # The evaluator has arrays of the weights by now; the model need not hold them twice.
+        model.graph.ClearField("initializer")
 
     def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         try:
@@ -81,10 +84,14 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of `model` in which every narrower float is float64."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
-    _widen_graph(wide.graph)
-    for function in wide.functions:
-        _widen_nodes(function.node)
+    _widen_model(wide)
     return wide
+
+
+def _widen_model(model: onnx.ModelProto) -> None:
+    _widen_graph(model.graph)
+    for function in model.functions:
+        _widen_nodes(function.node)
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:

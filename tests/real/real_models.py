@@ -6,6 +6,7 @@ Nothing is downloaded: weights are drawn, and the tokenizer that one builder ask
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.export import Dim
 
 __all__ = ["BUILDERS", "LAYERS", "WINDOW", "build", "decoder", "run_cached"]
@@ -26,42 +26,35 @@ LAYERS, HEADS, KV_HEADS, HIDDEN, VOCABULARY, POSITIONS = 2, 4, 2, 32, 64, 128
 HEAD_DIM = HIDDEN // HEADS
 WINDOW = 4
 
-_SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "max_position_embeddings": POSITIONS, "intermediate_size": 64,
+# Its classes are made at run time and mean little to type checkers.
+transformers: Any = importlib.import_module("transformers")
+
+# Far above the usual 0.02, so that attention is not almost a mean.
+_SPREAD = {"vocab_size": VOCABULARY, "initializer_range": 0.3}
+_PLAIN = {
+    **_SPREAD, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS, "intermediate_size": 64,
 }  # fmt: skip
+_GROUPED = {**_PLAIN, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM}
+_GPT2 = {**_SPREAD, "n_positions": POSITIONS, "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS}
+
+_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _GROUPED),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**_GROUPED, "sliding_window": WINDOW}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", _GPT2),
+    "bert": ("BertForMaskedLM", "BertConfig", _PLAIN),
+    "bert_decoder": ("BertLMHeadModel", "BertConfig", {**_PLAIN, "is_decoder": True}),
+}
+"""Name -> model, configuration, values."""
 
 
-def decoder(name: str, head_dim: int = HEAD_DIM) -> Any:
-    """A tiny random model of a family; weights are the same in every call.
-
-    ``initializer_range`` is far above the usual 0.02, so that attention is not almost a mean.
-    """
+def decoder(family: str, **changes: Any) -> Any:
+    """A tiny random model of a family; weights are the same in every call."""
+    model, config, values = _FAMILIES[family]
     torch.manual_seed(0)
-    grouped = {
-        **_SIZES,
-        "num_key_value_heads": KV_HEADS,
-        "initializer_range": 0.3,
-        "head_dim": head_dim,
-    }
-    plain = {**_SIZES, "initializer_range": 0.3}
-    if name == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**grouped)).eval()
-    if name == "mistral":
-        config = transformers.MistralConfig(**grouped, sliding_window=WINDOW)
-        return transformers.MistralForCausalLM(config).eval()
-    if name == "gpt2":
-        gpt2 = transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=HIDDEN, n_layer=LAYERS,
-            n_head=HEADS, initializer_range=0.3,
-        )  # fmt: skip
-        return transformers.GPT2LMHeadModel(gpt2).eval()
-    if name == "bert":
-        return transformers.BertForMaskedLM(transformers.BertConfig(**plain)).eval()
-    if name == "bert_decoder":
-        config = transformers.BertConfig(**plain, is_decoder=True)
-        return transformers.BertLMHeadModel(config).eval()
-    raise ValueError(f"no such family: {name}")
+    return getattr(transformers, model)(
+        getattr(transformers, config)(**{**values, **changes})
+    ).eval()
 
 
 class _Logits(torch.nn.Module):
@@ -72,11 +65,11 @@ class _Logits(torch.nn.Module):
         self.model = model
 
     def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-        options = {} if isinstance(self.model, _MASKED) else {"use_cache": False}
+        options = {} if isinstance(self.model, transformers.BertForMaskedLM) else _NO_CACHE
         return self.model(input_ids=input_ids, attention_mask=attention_mask, **options).logits
 
 
-_MASKED = (transformers.BertForMaskedLM,)
+_NO_CACHE = {"use_cache": False}
 
 
 class _Cached(torch.nn.Module):
@@ -126,9 +119,7 @@ def torch_logits(family: str, folder: Path) -> Path:
         dynamo=True,
         verbose=False,
     )
-    path = folder / "model.onnx"
-    program.save(path)
-    return path
+    return _saved(program, folder)
 
 
 def torch_cached(family: str, folder: Path) -> Path:
@@ -160,35 +151,37 @@ def torch_cached(family: str, folder: Path) -> Path:
         dynamo=True,
         verbose=False,
     )  # fmt: skip
-    path = folder / "model.onnx"
-    program.save(path)
-    return path
+    return _saved(program, folder)
+
+
+def _saved(program: Any, folder: Path) -> Path:
+    program.save(folder / "model.onnx")
+    return folder / "model.onnx"
 
 
 def exporters(family: str, folder: Path) -> Path:
     """transformers' own exporter; every dim is named by torch (``s43``)."""
-    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-
     ids = torch.randint(0, VOCABULARY, (2, 7))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    OnnxExporter().export(decoder(family), inputs, OnnxConfig(dynamic=True)).save_pretrained(
-        folder
-    )
-    return folder / "model.onnx"
+    return _exported(decoder(family), inputs, folder)
 
 
 def exporters_decode(family: str, folder: Path) -> Path:
     """transformers' own exporter, the stage that continues a cache by several tokens."""
-    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-    from transformers.exporters.utils import decompose_for_generation
-
+    parts: Any = importlib.import_module("transformers.exporters.utils")
     ids = torch.randint(0, VOCABULARY, (2, 7))
     model = decoder(family)
-    stages = decompose_for_generation(
+    stages = parts.decompose_for_generation(
         model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, multi_token_decode=True
     )
     part, inputs = stages["decode"]
-    OnnxExporter().export(part, inputs, OnnxConfig(dynamic=True)).save_pretrained(folder)
+    return _exported(part, inputs, folder)
+
+
+def _exported(model: Any, inputs: Any, folder: Path) -> Path:
+    onnx: Any = importlib.import_module("transformers.exporters.exporter_onnx")
+    exported = onnx.OnnxExporter().export(model, inputs, onnx.OnnxConfig(dynamic=True))
+    exported.save_pretrained(folder)
     return folder / "model.onnx"
 
 

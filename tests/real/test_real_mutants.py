@@ -37,6 +37,7 @@ class Editor:
         self.writers = {name: node for node in self.graph.node for name in node.output}
 
     def only(self, op: str) -> onnx.NodeProto:
+        node: onnx.NodeProto
         (node,) = [node for node in self.graph.node if node.op_type == op]
         return node
 
@@ -53,10 +54,10 @@ class Editor:
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def before(self, node: onnx.NodeProto, op: str, inputs: list[str], **attributes: int) -> str:
+    def before(self, node: onnx.NodeProto, op: str, inputs: list[str]) -> str:
         name = f"mutant_{len(self.graph.node)}"
         index = list(self.graph.node).index(node)
-        self.graph.node.insert(index, helper.make_node(op, inputs, [name], **attributes))
+        self.graph.node.insert(index, helper.make_node(op, inputs, [name]))
         return name
 
 
