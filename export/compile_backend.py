@@ -192,7 +192,9 @@ def _compile(
     facts["recompiled"] = _why_again(facts)
     log = ExportLog()
     floating = (t.dtype for t in plan.target.examples.values() if t.is_floating_point())
-    form, opset = choose_form(options.form, None, next(floating, torch.float32), provider, None)
+    # A captured graph is no attention of a known spec: as for modules, auto is decomposed.
+    name = "decomposed" if options.form == "auto" else options.form
+    form, opset = choose_form(name, None, next(floating, torch.float32), provider, None)
     program = capture(plan.target, log)
     facts["attention"] = attention_calls(program)
     if facts["attention"]["attend"]:
