@@ -141,7 +141,7 @@ def _measured(
 ) -> Choice:
     """Write and check every candidate, then time those that passed."""
     measuring.folder.mkdir()
-    cores = _cores()
+    cores, load = _cores(), _load()
     usable = {name: blocked(cores) if name == "blocked" else form for name, form in usable.items()}
     passed: dict[str, Path] = {}
     inputs: tuple[TensorContract, ...] = ()
@@ -164,7 +164,16 @@ def _measured(
         passed, inputs, target.spec, provider, measuring.lengths, measuring.on_step
     )
     choice = measured_choice(usable, times, provider, refused)
-    return replace(choice, reason={**choice.reason, "cores": cores})
+    return replace(choice, reason={**choice.reason, "cores": cores, "load": load})
+
+
+def _load() -> float | None:
+    """Processes that wanted to run in the last minute, on average.
+
+    Above the cores, the figures are of a busy machine, where a form of many short steps, each of
+    which waits for all threads, comes out slower than it is.
+    """
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def _cores() -> int:
