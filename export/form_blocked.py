@@ -34,8 +34,8 @@ SHORT_ROWS, LONG_ROWS, SHORT_TOKENS = 64, 128, 512
 
 Small blocks mask less; large ones copy keys and values less often and keep the matrix product
 busy. Ratio to torch SDPA on one Zen 4 core, 16 heads of 64, float32, 64 rows against 128: 1.46
-and 1.30 at 256 tokens, 1.72 and 1.62 at 512, 1.12 and 1.18 at 2,048. 256 rows were behind 128 at
-every length from 256 to 8,192.
+and 1.29 at 256 tokens, 1.72 and 1.62 at 512, 1.12 and 1.14 at 2,048, 1.00 and 1.08 at 4,096. 256
+rows were behind 128 at every length from 256 to 8,192.
 """
 
 SCORES = 1 << 19
@@ -47,8 +47,8 @@ scores leave the cache before the second product reads them.
 
 LEAST_HEADS = 4
 """Query heads that a step has at least, for the kernel runs its heads in parallel: at best as many
-as the machine has cores. With 2 of them at once, two cores are 12 % faster at 4,096 and 8,192
-tokens than with 4."""
+as the machine has cores. More cost cache: on that core, 4 at once are 14 % slower than 2 at 4,096
+tokens and 5 % at 8,192."""
 
 UNLIMITED = 1 << 40
 """A window that no sequence fills."""
