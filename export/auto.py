@@ -8,9 +8,10 @@ least product of times wins, where every switch has to earn its keep.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from torch.export import ExportedProgram
 from causal_attn.contract import TensorContract
 from causal_attn.errors import CheckError, EngineError, ProviderError
 from causal_attn.export.choice import Choice
+from causal_attn.export.form_blocked import blocked
 from causal_attn.export.forms import FORMS, Form, choose_form
 from causal_attn.export.graph_file import check_graph, write_graph
 from causal_attn.export.quiet import ExportLog
@@ -139,6 +141,8 @@ def _measured(
 ) -> Choice:
     """Write and check every candidate, then time those that passed."""
     measuring.folder.mkdir()
+    cores, load = _cores(), _load()
+    usable = {name: blocked(cores) if name == "blocked" else form for name, form in usable.items()}
     passed: dict[str, Path] = {}
     inputs: tuple[TensorContract, ...] = ()
     for name, form in usable.items():
@@ -159,7 +163,24 @@ def _measured(
     times = time_models(
         passed, inputs, target.spec, provider, measuring.lengths, measuring.on_step
     )
-    return measured_choice(usable, times, provider, refused)
+    choice = measured_choice(usable, times, provider, refused)
+    return replace(choice, reason={**choice.reason, "cores": cores, "load": load})
+
+
+def _load() -> float | None:
+    """Processes that wanted to run in the last minute, on average.
+
+    Above the cores, the figures are of a busy machine, where a form of many short steps, each of
+    which waits for all threads, comes out slower than it is.
+    """
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def _cores() -> int:
+    """Of this process, which may have fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def candidates(

@@ -181,6 +181,7 @@ def test_measured_figures_are_in_the_contract(tmp_path: Path) -> None:
     assert all(spent > 0 for by_length in figures.values() for spent in by_length.values())
     assert contract.form.split("+")[0] in figures
     assert json.loads(contract.to_json())["choice"]["provider"] == "cpu"
+    assert contract.choice["cores"] >= 1
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 5)])
