@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
+from causal_attn.verify.buffers import CAPACITY, HELD, fill_unused, has_buffers
 
 __all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
 
@@ -28,6 +29,8 @@ _SIZES = {
     "heads": (1, 3, 8),
     "features": (8, 5, 40, 64),
     "past_tokens": (0, 1, 7, 33),
+    # Beyond the new tokens.
+    CAPACITY: (7, 0, 1, 33),
 }
 _TRAILING = (0, None, 4, -1)
 """Other dims follow the tokens: as many, 2, more, fewer. A branch on lengths that are equal, or on
@@ -87,7 +90,8 @@ class Feeder:
         """Random arrays for every input.
 
         Floats are standard normal, integers uniform within their bounds; booleans are true four
-        times in five, with one row wholly false where the tensor has two axes or more.
+        times in five, with one row wholly false where the tensor has two axes or more. Slots of a
+        cache that hold no token are garbage, see `causal_attn.verify.buffers`.
 
         Raises:
             InputError: A named dim has no size.
@@ -99,6 +103,10 @@ class Feeder:
                 feeds[tensor.name] = self.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
             else:
                 feeds[tensor.name] = self._random(tensor, shape, rng)
+        if has_buffers(self.contract):
+            for tensor in self.contract.inputs:
+                if CAPACITY in tensor.dims:
+                    fill_unused(tensor, feeds[tensor.name], feeds[HELD], rng)
         return feeds
 
     def perturb(
@@ -211,6 +219,8 @@ def switch_lengths(contract: Contract) -> tuple[int, ...]:
 
 
 def _size(name: str, value: int | None, length: int) -> int:
+    if name == CAPACITY:
+        return length + (value or 0)
     if name in _SIZES and value is not None:
         return value
     return 2 if value is None else max(1, length + value)

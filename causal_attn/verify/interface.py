@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import UsageError
 from causal_attn.verify import influence
+from causal_attn.verify.buffers import CAPACITY, HELD, has_buffers, held
 from causal_attn.verify.feeds import Feeder
 from causal_attn.verify.head_sizes import fixed_sizes
 from causal_attn.verify.naming import (
@@ -77,10 +80,16 @@ class Interface:
 
 def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     """The interface of a model of ours."""
-    feeder = Feeder(contract=contract, bounds=integer_bounds(model.graph))
+    static = has_buffers(contract)
+    feeder = Feeder(
+        contract=contract,
+        bounds=integer_bounds(model.graph),
+        fixed={HELD: held} if static else {},
+    )
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
     total: dict[str, int] = {}
+    buffers: dict[str, int] = {}
     for tensor in contract.inputs:
         for axis, dim in enumerate(tensor.dims):
             if dim == contract.tokens:
@@ -89,14 +98,20 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
                 past.setdefault(tensor.name, axis)
             elif isinstance(dim, str) and contract.tokens in re.findall(r"\w+", dim):
                 total.setdefault(tensor.name, axis)
+            elif static and dim == CAPACITY:
+                # To the proof the slots that are written to hold the new tokens already: whoever
+                # reads one before its time reads the future.
+                buffers[tensor.name] = axis
     results: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in contract.outputs}
+    written = pair_cache(buffers, results)
     return Interface(
         feeder=feeder,
         tokens=tokens,
         past=past,
-        total={name: axis for name, axis in total.items() if name not in tokens},
-        outputs=_watched(feeder),
-        cache=pair_cache(past, results),
+        total={name: axis for name, axis in total.items() if name not in tokens} | buffers,
+        outputs=_watched(feeder) | {present: buffers[past] for past, present in written},
+        known={HELD: _held_by_all} if static else {},
+        cache=written or pair_cache(past, results),
     )
 
 
@@ -241,6 +256,10 @@ def _past_axis(name: str, dims: Dims, tokens: Mapping[str, int]) -> int | None:
     if named:
         return named[0]
     return {4: 2, 3: 1, 5: 3}.get(len(dims))
+
+
+def _held_by_all(shape: tuple[int, ...], axis: int, past: int) -> NDArray[Any]:
+    return np.full(shape, past)
 
 
 def _watched(feeder: Feeder) -> dict[str, int]:

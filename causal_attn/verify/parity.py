@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from causal_attn.certificate import Check
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
+from causal_attn.verify.buffers import blank_unused
 from causal_attn.verify.feeds import LENGTHS, Feeder, Feeds, Sizes
 
 __all__ = ["Comparison", "Run", "check_parity", "compare"]
@@ -131,7 +132,7 @@ def check_parity(
         except CausalAttnError as error:
             return _failed(session, f"does not run at {_text(sizes)}: {error}")
         try:
-            want, plain = oracle(_widened(feeds)), baseline(feeds)
+            runs = results, oracle(_widened(feeds)), baseline(feeds)
         except CausalAttnError as error:
             return Check(
                 name="parity",
@@ -139,6 +140,7 @@ def check_parity(
                 detail=f"the oracle does not run at {_text(sizes)}: {error}",
                 provider=str(session.provider),
             )
+        results, want, plain = (blank_unused(feeder.contract, feeds, run) for run in runs)
         for name, actual in results.items():
             comparison = compare(actual, want[name], plain[name])
             if not comparison.passed:
