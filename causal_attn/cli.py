@@ -121,7 +121,7 @@ def export(
     scale: Annotated[float | None, typer.Option(help="Default 1/sqrt(features).")] = None,
     window: Annotated[int | None, typer.Option(help="Tokens seen, itself included.")] = None,
     softcap: Annotated[float | None, typer.Option(help="Before the mask.")] = None,
-    cache: Annotated[str, typer.Option(help="none or dynamic.")] = "none",
+    cache: Annotated[str, typer.Option(help="none, dynamic or static.")] = "none",
     as_json: JsonFlag = False,
 ) -> None:
     """Export to a checked package; a package that fails a check is not written."""

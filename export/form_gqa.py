@@ -3,7 +3,8 @@
 The op of decoders: keys and values of fewer heads than the queries, a cache that goes in and comes
 out, a window and a softcap. It wants ``[batch, tokens, heads * features]`` and, for every
 sequence, the index of its last key: ``total - 1``, though a total is accepted and reads one stale
-slot. Here the index is computed from the shapes, so that no caller can get it wrong.
+slot. Here the index is computed, from the shapes or from the lengths of the past in a cache of
+fixed capacity, so that no caller can get it wrong.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def _lower(
         raise UsageError("form 'gqa' takes no `kv_lengths`.")
     if return_weights:
         raise UsageError("form 'gqa' never holds the weights: return_weights=False.")
+    if past_lengths is not None and (past_key is None or past_value is None):
+        raise UsageError("form 'gqa' needs a past beside `past_lengths`.")
     batch, heads, tokens, features = query.shape
     kv_heads, dtype = key.shape[1], query.dtype
     if not isinstance(heads, int) or not isinstance(kv_heads, int):

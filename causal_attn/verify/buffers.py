@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.contract import Contract, TensorContract
+from causal_attn.spec import CacheKind
 
 __all__ = ["CAPACITY", "HELD", "blank_unused", "fill_unused", "has_buffers", "held"]
 
@@ -28,21 +29,23 @@ _GARBAGE = (np.nan, np.inf, -np.inf, 6e4)
 
 
 def has_buffers(contract: Contract) -> bool:
-    """Whether the graph writes into a cache of fixed capacity."""
-    return any(tensor.name == HELD for tensor in contract.inputs) and any(
-        CAPACITY in tensor.dims for tensor in contract.inputs
-    )
+    """Whether the graph writes into a cache of fixed capacity, as its spec says."""
+    return contract.spec is not None and contract.spec.cache is CacheKind.STATIC
 
 
 def held(shape: tuple[int, ...], sizes: Mapping[str, int]) -> NDArray[Any]:
     """Values of `HELD`: ``past_tokens`` if there is a size for it, else as different as room is.
 
-    The first sequence is full once the new tokens are in, the last one was empty.
+    Of several sequences the first is full once the new tokens are in, and the last was empty; one
+    alone is half full.
     """
     if "past_tokens" in sizes:
         return np.full(shape, sizes["past_tokens"])
     room = sizes[CAPACITY] - sizes["tokens"]
-    return np.linspace(room, 0, *shape).astype(np.int64)
+    if shape[0] == 1:
+        return np.array([room // 2])
+    lengths: NDArray[Any] = np.linspace(room, 0, shape[0]).astype(np.int64)
+    return lengths
 
 
 def fill_unused(

@@ -113,7 +113,9 @@ class _Decoder:
 
     def _empty(self, tensor: TensorContract, shape: tuple[int, ...]) -> NDArray[Any]:
         """A cache without tokens; of a buffer the garbage that the feeder put there."""
-        return self.feeds[tensor.name] if CAPACITY in tensor.dims else np.zeros(shape, tensor.dtype)
+        if CAPACITY in tensor.dims:
+            return self.feeds[tensor.name]
+        return np.zeros(shape, tensor.dtype)
 
     def _collect(self, results: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Rows of every output along axis 0, but weights, whose keys differ in number."""

@@ -29,9 +29,9 @@ _SIZES = {
     "heads": (1, 3, 8),
     "features": (8, 5, 40, 64),
     "past_tokens": (0, 1, 7, 33),
-    # Beyond the new tokens.
-    CAPACITY: (7, 0, 1, 33),
 }
+_ROOM = (7, 1, 0, 33)
+"""Slots of a cache of fixed capacity besides those for the new tokens."""
 _TRAILING = (0, None, 4, -1)
 """Other dims follow the tokens: as many, 2, more, fewer. A branch on lengths that are equal, or on
 one that is longer, is decided while tracing; only running both ways shows it."""
@@ -75,8 +75,11 @@ class Feeder:
             for term in _terms(dim)
         } - {tokens}
         rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(terms)}
+        room = cycle(_ROOM)
         for index, length in enumerate(lengths):
             case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
+            if CAPACITY in case and has_buffers(self.contract):
+                case[CAPACITY] = length + next(room)
             if index % 3 == 2:
                 # Keep cycles of equal periods from always meeting in the same pairs.
                 for ring in rings.values():
@@ -219,8 +222,6 @@ def switch_lengths(contract: Contract) -> tuple[int, ...]:
 
 
 def _size(name: str, value: int | None, length: int) -> int:
-    if name == CAPACITY:
-        return length + (value or 0)
     if name in _SIZES and value is not None:
         return value
     return 2 if value is None else max(1, length + value)
