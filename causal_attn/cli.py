@@ -6,6 +6,7 @@ decide. With ``--json``, JSON alone goes to stdout and everything else to stderr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -121,7 +122,7 @@ def export(
     scale: Annotated[float | None, typer.Option(help="Default 1/sqrt(features).")] = None,
     window: Annotated[int | None, typer.Option(help="Tokens seen, itself included.")] = None,
     softcap: Annotated[float | None, typer.Option(help="Before the mask.")] = None,
-    cache: Annotated[str, typer.Option(help="none or dynamic.")] = "none",
+    cache: Annotated[str, typer.Option(help="none, dynamic or static.")] = "none",
     as_json: JsonFlag = False,
 ) -> None:
     """Export to a checked package; a package that fails a check is not written."""
@@ -375,8 +376,11 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 @contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that names the step under way; plain stdout stays for results."""
-    with err.status("start") as status:
+    """A spinner on stderr that names the step under way.
+
+    What a user's own code prints meanwhile goes there too: stdout is for results.
+    """
+    with err.status("start") as status, contextlib.redirect_stdout(sys.stderr):
         yield lambda step: status.update(escape(step))
 
 
@@ -451,7 +455,7 @@ def _parse_axes(entries: list[str] | None) -> dict[str, int] | None:
     axes = {}
     for entry in entries or ():
         name, separator, axis = entry.rpartition("=")
-        if not separator or not axis.isdigit():
+        if not separator or not (axis.isascii() and axis.isdigit()):
             raise UsageError(f"`--tokens-axis` must look like input_ids=1, got {entry!r}.")
         axes[name] = int(axis)
     return axes or None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from causal_attn.errors import InputError
 from causal_attn.reference import CausalAttention, causal_attention, check_arguments
 from causal_attn.reference import attend as reference_attend
 
@@ -32,6 +33,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     return_weights: bool = True,
+    past_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention over the cached and the new tokens.
 
@@ -40,22 +42,29 @@ def attend(
         key: Keys of the new tokens, ``[batch, kv_heads, q_tokens, features]``.
         value: Values of the new tokens, ``[batch, kv_heads, q_tokens, v_features]``.
         past_key: Keys of earlier calls, ``[batch, kv_heads, past_tokens, features]``, zero
-            tokens allowed; with `past_value` or not at all.
+            tokens allowed; with `past_value` or not at all. With `past_lengths` a buffer instead,
+            ``[batch, kv_heads, capacity, features]``.
         past_value: ``[batch, kv_heads, past_tokens, v_features]``.
         kv_lengths: ``[batch]`` int64, see `causal_attn.causal_attention`.
         scale: Factor on the scores; default ``1 / sqrt(features)``.
         window: Tokens a query sees, itself included.
         softcap: ``c`` in ``c * tanh(score / c)``, before the mask.
         return_weights: Whether the second result is filled.
+        past_lengths: ``[batch]`` int64, with a past and without `kv_lengths`: the past is a buffer
+            of which each sequence has filled so many tokens. The new ones are written after them
+            and must fit. What lies beyond is not seen, whatever it holds (NaN and inf too).
 
     Returns:
         ``output [batch, heads, q_tokens, v_features]``,
         ``weights [batch, heads, q_tokens, past_tokens + q_tokens]`` or ``[0]``,
         ``present_key`` and ``present_value`` (past and new together) or ``[0]`` without a past.
+        With `past_lengths` the last dim of ``weights`` is ``capacity``, and the presents are the
+        buffers with the new tokens in them.
     """
     output, weights, present_key, present_value = decomposition(
-        query, key, value, past_key, past_value, kv_lengths, scale, window, softcap, return_weights
-    )
+        query, key, value, past_key, past_value, kv_lengths, scale, window, softcap,
+        return_weights, past_lengths,
+    )  # fmt: skip
     # Results of a custom op may share memory neither with its inputs nor with one another.
     return output, weights.clone(), present_key.clone(), present_value.clone()
 
@@ -71,11 +80,19 @@ def decomposition(
     window: int | None = None,
     softcap: float | None = None,
     return_weights: bool = True,
+    past_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op as the reference says it: the arguments and results of `attend`."""
     empty = query.new_empty(0)
-    present_key, present_value, past = empty, empty, 0
-    if past_key is not None and past_value is not None:
+    present_key = present_value = empty
+    past: int | Tensor = 0
+    if past_lengths is not None:
+        if past_key is None or past_value is None or kv_lengths is not None:
+            raise InputError("`past_lengths` must come with a past and without `kv_lengths`.")
+        past, kv_lengths = past_lengths, past_lengths + query.shape[-2]
+        key = present_key = _written(past_key, key, past_lengths)
+        value = present_value = _written(past_value, value, past_lengths)
+    elif past_key is not None and past_value is not None:
         past = past_key.shape[-2]
         key = present_key = torch.cat([past_key, key], dim=-2)
         value = present_value = torch.cat([past_value, value], dim=-2)
@@ -92,6 +109,12 @@ def decomposition(
     return output, weights if return_weights else empty, present_key, present_value
 
 
+def _written(buffer: Tensor, new: Tensor, lengths: Tensor) -> Tensor:
+    """A copy of `buffer` in which `new` follows the first `lengths` tokens of each sequence."""
+    slots = lengths[:, None] + torch.arange(new.shape[2], device=new.device)
+    return buffer.scatter(2, slots[:, None, :, None].expand(new.shape), new)
+
+
 @attend.register_fake
 def _shapes(
     query: Tensor,
@@ -104,10 +127,11 @@ def _shapes(
     window: int | None = None,
     softcap: float | None = None,
     return_weights: bool = True,
+    past_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, q_tokens, _ = query.shape
     past = 0 if past_key is None else past_key.shape[-2]
-    kv_tokens = past + key.shape[-2]
+    kv_tokens = past if past_lengths is not None else past + key.shape[-2]
 
     def present(new: Tensor) -> Tensor:
         if past_key is None:
@@ -125,7 +149,8 @@ def _shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:6], inputs[6:]
+    # past_lengths came to the arguments last: beside the other tensors here.
+    tensors, ctx.options = (*inputs[:6], inputs[10]), inputs[6:10]
     ctx.present = [tensor is not None for tensor in tensors]
     ctx.save_for_backward(*(tensor for tensor in tensors if tensor is not None))
 
@@ -133,19 +158,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients through the decomposition, which is run again: nothing but the inputs is kept."""
     saved = iter(ctx.saved_tensors)
-    *floats, kv_lengths = (next(saved) if there else None for there in ctx.present)
+    *floats, kv_lengths, past_lengths = (next(saved) if there else None for there in ctx.present)
     used = [index for index, tensor in enumerate(floats) if tensor is not None]
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         filled: list[Any] = list(floats)
         for index, tensor in zip(used, given, strict=True):
             filled[index] = tensor
-        arguments: list[Any] = [*filled, kv_lengths, *ctx.options]
+        arguments: list[Any] = [*filled, kv_lengths, *ctx.options, past_lengths]
         return decomposition(*arguments)
 
     pull_back = torch.func.vjp(run, *(floats[index] for index in used))[1]
     found = dict(zip(used, pull_back(gradients), strict=True))
-    return *(found.get(index) for index in range(5)), *(None,) * (1 + len(ctx.options))
+    return *(found.get(index) for index in range(5)), *(None,) * (2 + len(ctx.options))
 
 
 attend.register_autograd(_backward, setup_context=_save)

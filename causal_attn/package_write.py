@@ -17,7 +17,7 @@ from causal_attn.confine import open_regular
 from causal_attn.contract import Contract
 from causal_attn.digest import CERTIFICATE_KEY, CONTRACT_KEY, external_files, write_metadata
 from causal_attn.errors import PackageError, UsageError
-from causal_attn.manifest import MANIFEST, SCHEMA_VERSION, read_manifest
+from causal_attn.manifest import MANIFEST, SCHEMA_VERSION
 from causal_attn.package_read import SLOT, Package, check_certificate, read_package
 from causal_attn.provider import Provider
 from causal_attn.store import replacing_folder, require_replaceable
@@ -170,11 +170,17 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _is_package(path: Path) -> bool:
+    """Whether `path` is a package and nothing but: what else lies in it would be lost."""
     try:
-        read_manifest(path)
+        package = read_package(path)
+        known = {path / MANIFEST}
+        for variant in package.variants:
+            known |= {variant.directory / name for name in (_MODEL, _CONTRACT, _CERTIFICATE)}
+            known |= {variant.model, *external_files(variant.model).values()}
     except PackageError:
         return False
-    return True
+    there = {file.resolve() for file in path.rglob("*") if file.is_symlink() or not file.is_dir()}
+    return not package.foreign and there <= {file.resolve() for file in known}
 
 
 def _require_name(argument: str, name: str) -> None:

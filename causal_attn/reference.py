@@ -153,13 +153,16 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    past: int = 0,
+    past: int | Tensor = 0,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
     kv_lengths: Tensor | None = None,
 ) -> CausalAttention:
-    """`causal_attention` without the checks of its arguments: what torch.export traces."""
+    """`causal_attention` without the checks of its arguments: what torch.export traces.
+
+    `past` may differ between sequences: ``[batch]``, beside `kv_lengths`, with any number of keys.
+    """
     dtype = q.dtype
     if dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
@@ -194,15 +197,18 @@ def visibility(
     q: Tensor,
     k: Tensor,
     *,
-    past: int = 0,
+    past: int | Tensor = 0,
     window: int | None = None,
     kv_lengths: Tensor | None = None,
 ) -> Tensor:
     """Which key each query sees: bool ``[q_tokens, kv_tokens]``, True where it does.
 
-    With `kv_lengths` the shape is ``[batch, 1, q_tokens, kv_tokens]``. Arguments are those of
-    `causal_attention`, which draws the matrix; only the lengths of `q` and `k` are read.
+    With `kv_lengths`, or a `past` that is ``[batch]``, the shape is
+    ``[batch, 1, q_tokens, kv_tokens]``. Arguments are those of `causal_attention`, which draws the
+    matrix; only the lengths of `q` and `k` are read.
     """
+    if isinstance(past, Tensor):
+        past = past[:, None, None, None]
     query = torch.arange(q.shape[-2], device=q.device)[:, None] + past
     key = torch.arange(k.shape[-2], device=q.device)[None, :]
     visible = key <= query

@@ -63,8 +63,8 @@ def require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None
         )
     if any(path.iterdir()) and not replaceable(path):
         raise UsageError(
-            f"`path` must be free, empty or an earlier package, got {str(path)!r}, which holds "
-            "something else. Give another path, or move that away."
+            f"`path` must be free, empty or an earlier package alone, got {str(path)!r}, which "
+            "holds something else. Give another path, or move that away."
         )
 
 

@@ -55,6 +55,10 @@ def _import(place: str) -> ModuleType:
         spec.loader.exec_module(module)
     except UsageError:
         raise
+    except SystemExit as error:
+        raise UsageError(
+            f"`TARGET` must import, got sys.exit({error.code!r}) in {place}."
+        ) from error
     # The user's own code runs here and may raise anything.
     except Exception as error:
         raise UsageError(

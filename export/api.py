@@ -57,7 +57,11 @@ def export(
         target: `causal_attention`, an `AttentionSpec` (the reference op, configured), an
             ``nn.Module`` or a function. The reference op has inputs ``q``, ``k``, ``v``
             ``[batch, heads, tokens, features]`` (and ``past_key``, ``past_value`` with a dynamic
-            cache) and outputs ``output``, ``weights``.
+            cache) and outputs ``output``, ``weights`` (and ``present_key``, ``present_value``).
+            With a static cache ``past_key``, ``past_value`` and the presents are buffers
+            ``[batch, kv_heads, capacity, features]``, and ``past_lengths [batch]`` int64 says how
+            many tokens each sequence has in them; the new ones are written after those and must
+            fit. Other slots may hold anything, before the call and after it.
         path: Folder to write. An older package there is replaced, and only once all is well.
         form: How attention is written: ``decomposed``, ``attention``, ``gqa``, ``blocked`` or
             ``auto``, see `causal_attn.export.auto`.

@@ -27,7 +27,7 @@ from causal_attn.export.graph_file import check_graph, write_graph
 from causal_attn.export.quiet import ExportLog
 from causal_attn.export.target import Target
 from causal_attn.provider import Provider
-from causal_attn.spec import AttentionSpec
+from causal_attn.spec import AttentionSpec, CacheKind
 from causal_attn.stopwatch import Stopwatch
 
 __all__ = [
@@ -121,6 +121,10 @@ def choose(
         form, number = choose_form("decomposed", target.spec, dtype, provider, opset)
         rule = "decomposed runs on every provider"
         return Choice(forms=(form,), reason={"rule": rule}), number
+    if target.spec is not None and target.spec.cache is CacheKind.STATIC:
+        # Of the two only this one writes in place, which no timing of unbound calls shows.
+        reason = {"rule": "gqa writes a cache of fixed capacity in place"}
+        return Choice(forms=(usable["gqa"],), reason=reason), number
     if measuring is None:
         choice = fixed_choice(usable, provider)
     else:

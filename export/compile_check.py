@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
@@ -19,8 +18,8 @@ from causal_attn.certificate import Check
 from causal_attn.contract import Contract
 from causal_attn.export.compile_graph import Plan
 from causal_attn.export.oracle import baseline, oracle
-from causal_attn.verify.feeds import Feeder, Feeds
-from causal_attn.verify.parity import Comparison, compare
+from causal_attn.verify.feeds import Feeder
+from causal_attn.verify.parity import Comparison, compare, widened
 
 __all__ = ["check_graph"]
 
@@ -50,7 +49,7 @@ def check_graph(
     for where, tensors in _cases(plan, contract, guards):
         feeds = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         try:
-            wanted, ordinary = right(_widened(feeds)), plain(feeds)
+            wanted, ordinary = right(widened(feeds)), plain(feeds)
         except (RuntimeError, IndexError, ValueError):
             # Relations between sizes that the graph does not show: torch itself refuses them.
             refused += 1
@@ -136,10 +135,3 @@ def _fresh(example: Tensor, shape: tuple[int, ...], generator: torch.Generator) 
         return example.new_zeros(shape)
     picked = torch.randint(example.numel(), shape, generator=generator)
     return example.flatten()[picked.to(example.device)]
-
-
-def _widened(feeds: Feeds) -> Feeds:
-    return {
-        name: array.astype(np.float64) if array.dtype.kind == "f" else array
-        for name, array in feeds.items()
-    }

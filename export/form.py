@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from causal_attn.provider import Provider
-from causal_attn.spec import AttentionSpec
+from causal_attn.spec import AttentionSpec, CacheKind
 
 __all__ = ["Form", "Lowering", "Refusal", "nothing"]
 
@@ -43,6 +43,7 @@ class Form:
         refuse: What of a spec it cannot write, and on which providers.
         functions: ONNX functions, as text, that `lower` calls in the domain ``causal_attn``; they
             are written into the graph in place of the calls.
+        static: Whether it can write into a cache of fixed capacity.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Form:
     narrow: str = ""
     refuse: Refusal = nothing
     functions: tuple[str, ...] = ()
+    static: bool = False
 
     def refusal(
         self,
@@ -81,4 +83,11 @@ class Form:
             return f"form {self.name!r} is not right for {dtype}.{reason}"
         if return_weights and not self.weights:
             return f"form {self.name!r} never holds the weights: export with return_weights=False."
-        return None if spec is None else self.refuse(spec, provider)
+        if spec is None:
+            return None
+        if spec.cache is CacheKind.STATIC and not self.static:
+            return (
+                f"form {self.name!r} writes no cache of fixed capacity: use form 'decomposed' or "
+                "'gqa', or cache='dynamic'."
+            )
+        return self.refuse(spec, provider)

@@ -31,8 +31,11 @@ def _lower(
     window: int | None = None,
     softcap: float | None = None,
     return_weights: bool = True,
+    past_lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Opset 23, https://onnx.ai/onnx/operators/onnx__Attention.html."""
+    if past_lengths is not None:
+        raise UsageError("form 'attention' takes no `past_lengths`.")
     if kv_lengths is not None or window is not None:
         raise UsageError("form 'attention' takes neither `kv_lengths` nor a window.")
     batch, heads, q_tokens, _ = query.shape

@@ -228,9 +228,12 @@ def _lower(
     window: int | None = None,
     softcap: float | None = None,
     return_weights: bool = True,
+    past_lengths: Tensor | None = None,
     *,
     least_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if past_lengths is not None:
+        raise UsageError("form 'blocked' takes no `past_lengths`.")
     if kv_lengths is not None:
         raise UsageError("form 'blocked' takes no `kv_lengths`.")
     if return_weights:

@@ -28,6 +28,7 @@ DECOMPOSED = Form(
     lower=decomposition,
     opset=18,
     dtypes=frozenset({torch.float16, torch.float32, torch.float64}),
+    static=True,
 )
 
 FORMS = {form.name: form for form in (DECOMPOSED, ATTENTION, GQA, BLOCKED)}

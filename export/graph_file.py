@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
 from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
-from causal_attn.errors import CheckError
+from causal_attn.errors import CheckError, EngineError, PackageError
 from causal_attn.export.choice import Choice
 from causal_attn.export.lower import lower, save_model, tensor_contracts
 from causal_attn.export.oracle import baseline, oracle
@@ -81,7 +81,13 @@ def check_graph(
         CheckError: One of them did not pass.
     """
     model = read_model(file)
-    with load(file, provider, accept="unverified") as session:
+    try:
+        loaded = load(file, provider, accept="unverified")
+    except (PackageError, EngineError) as error:
+        raise CheckError(
+            f"The exported graph must load on {provider}, got: {error}. No package was written."
+        ) from None
+    with loaded as session:
         interface = from_contract(session.contract, model)
         interface = replace(interface, feeder=replace(interface.feeder, bounds=target.bounds))
         on_step("influence proof")

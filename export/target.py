@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ Dims = Mapping[str, Mapping[int, str] | Sequence[str | int | None]]
 """Input name to its dynamic axes: ``{0: "batch", 1: "tokens"}`` or one entry an axis."""
 
 # No two of these sizes are equal and none is 0 or 1, which torch.export takes for constants.
-_TRACED = {"batch": 2, "heads": 6, "kv_heads": 3, "tokens": 13, "features": 8, "past_tokens": 5}
+_TRACED = {
+    "batch": 2, "heads": 6, "kv_heads": 3, "tokens": 13, "features": 8, "past_tokens": 5,
+    "capacity": 29,
+}  # fmt: skip
 
 _KNOWN_DIMS: dict[str, dict[int, tuple[str, ...]]] = {
     name: {4: ("batch", heads, tokens, "features"), 2: (tokens, "features")}
@@ -75,11 +79,12 @@ class _ReferenceOp(nn.Module):
         v: Tensor,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        past_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         spec = self.spec
         results: tuple[Tensor, Tensor, Tensor, Tensor] = attend(
             q, k, v, past_key, past_value, None, spec.scale, spec.window, spec.softcap,
-            self.return_weights,
+            self.return_weights, past_lengths,
         )  # fmt: skip
         return results
 
@@ -94,16 +99,26 @@ class _CachedReferenceOp(_ReferenceOp):
         return (output, weights, key, value) if self.return_weights else (output, key, value)
 
 
+class _StaticReferenceOp(_ReferenceOp):
+    """The op with a cache of fixed capacity: new tokens are written into the buffers."""
+
+    def forward(  # type: ignore[override]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past_key: Tensor,
+        past_value: Tensor,
+        past_lengths: Tensor,
+    ) -> tuple[Tensor, ...]:
+        output, weights, key, value = self.attend(q, k, v, past_key, past_value, past_lengths)
+        return (output, weights, key, value) if self.return_weights else (output, key, value)
+
+
 def reference_target(
     spec: AttentionSpec, *, dtype: torch.dtype, return_weights: bool = True
 ) -> Target:
-    """The reference op of `spec`, with everything dynamic that the spec leaves open.
-
-    Raises:
-        UsageError: The spec asks for a static cache, which no form here writes yet.
-    """
-    if spec.cache is CacheKind.STATIC:
-        raise UsageError("`spec.cache` must be 'none' or 'dynamic' for export, got 'static'.")
+    """The reference op of `spec`, with everything dynamic that the spec leaves open."""
     grouped = spec.num_kv_heads is not None and spec.num_kv_heads != spec.num_heads
     kv_heads = "kv_heads" if grouped else "heads"
     fixed = {
@@ -114,7 +129,12 @@ def reference_target(
         names = ("batch", heads, tokens, "features")
         sizes = [fixed.get(name) or _TRACED[name] for name in names]
         dynamic = {axis: name for axis, name in enumerate(names) if fixed.get(name) is None}
-        return torch.randn(sizes, dtype=dtype), dynamic
+        try:
+            return torch.randn(sizes, dtype=dtype), dynamic
+        except (RuntimeError, TypeError, OverflowError):
+            raise UsageError(
+                f"`spec` must have sizes that fit into memory, got an example of {sizes}."
+            ) from None
 
     layout = {"q": ("heads", "tokens"), "k": (kv_heads, "tokens"), "v": (kv_heads, "tokens")}
     outputs = ["output", "weights"] if return_weights else ["output"]
@@ -123,10 +143,16 @@ def reference_target(
         layout |= dict.fromkeys(("past_key", "past_value"), (kv_heads, "past_tokens"))
         outputs += ["present_key", "present_value"]
         module = _CachedReferenceOp(spec, return_weights)
+    elif spec.cache is CacheKind.STATIC:
+        layout |= dict.fromkeys(("past_key", "past_value"), (kv_heads, "capacity"))
+        outputs += ["present_key", "present_value"]
+        module = _StaticReferenceOp(spec, return_weights)
     made = {
         name: example(heads if name != "q" else "heads", tokens)
         for name, (heads, tokens) in layout.items()
     }
+    if spec.cache is CacheKind.STATIC:
+        made["past_lengths"] = torch.arange(_TRACED["batch"]), {0: "batch"}
     return Target(
         module=module,
         examples={name: tensor for name, (tensor, _) in made.items()},
@@ -153,7 +179,8 @@ def user_target(
     examples = _bind(module, example_inputs)
     _refuse_aliases(examples)
     if dtype is not None:
-        module = module.to(dtype)
+        # A copy: Module.to changes the caller's module in place, for good.
+        module = copy.deepcopy(module).to(dtype)
         examples = {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for name, tensor in examples.items()

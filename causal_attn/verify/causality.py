@@ -19,6 +19,7 @@ from causal_attn.certificate import Check
 from causal_attn.contract import TensorContract
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
+from causal_attn.verify.buffers import HELD, blank_unused, has_buffers
 from causal_attn.verify.feeds import Feeder
 
 __all__ = [
@@ -147,7 +148,9 @@ def check_batch_is_independent(
             second = np.moveaxis(array, axes[tensor.name], 0)[1]
             second[...] = feeder.other(tensor, second, HUGE, rng)
         changed[tensor.name] = array
-    base, other = session.run(feeds), session.run(changed)
+    base, other = (
+        blank_unused(feeder.contract, given, session.run(given)) for given in (feeds, changed)
+    )
     mixed = [
         name
         for name in base
@@ -217,15 +220,17 @@ def check_weights(
     rng = np.random.default_rng(seed)
     worst = 0.0
     for sizes in feeder.cases(lengths):
-        weights = session.run(feeder.make(sizes, rng))["weights"].astype(np.float64)
+        feeds = feeder.make(sizes, rng)
+        weights = session.run(feeds)["weights"].astype(np.float64)
         q_tokens, kv_tokens = weights.shape[-2:]
-        query = np.arange(q_tokens)[:, None] + (kv_tokens - q_tokens)
+        past = feeds[HELD] if has_buffers(contract) else np.array([kv_tokens - q_tokens])
+        query = np.arange(q_tokens)[:, None] + past.reshape(-1, 1, 1, 1)
         hidden = np.arange(kv_tokens)[None, :] > query
         if contract.spec.window is not None:
             hidden |= np.arange(kv_tokens)[None, :] <= query - contract.spec.window
         worst = max(worst, float(np.abs(weights.sum(axis=-1) - 1).max()))
         # Written so that NaN fails: a comparison with NaN is false.
-        if not (weights[..., hidden] == 0).all() or not worst <= 1e-2:
+        if not (np.where(hidden, weights, 0) == 0).all() or not worst <= 1e-2:
             return Check(
                 name="weights",
                 passed=False,

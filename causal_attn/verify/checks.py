@@ -16,7 +16,7 @@ from causal_attn.verify.causality import (
     check_window,
 )
 from causal_attn.verify.feeds import LENGTHS, Feeder, switch_lengths
-from causal_attn.verify.parity import Run, check_parity
+from causal_attn.verify.parity import Run, check_large_inputs, check_parity
 
 __all__ = ["PROOF", "certify", "run_checks"]
 
@@ -55,6 +55,14 @@ def run_checks(
         run, plain = oracle, baseline
         steps.append(
             ("parity", lambda: check_parity(session, feeder, run, plain, lengths=lengths))
+        )
+        steps.append(
+            (
+                "large inputs",
+                lambda: check_large_inputs(
+                    session, feeder, run, plain, length=min(5, max(lengths))
+                ),
+            )
         )
     if "tokens" in feeder.pinned:
         probes = [feeder.pinned["tokens"]]

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.certificate import Check
+from causal_attn.contract import TensorContract
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
+from causal_attn.verify.buffers import CAPACITY
 from causal_attn.verify.feeds import Feeds
 from causal_attn.verify.interface import PAST, TOKENS, Interface
 
@@ -100,7 +102,7 @@ class _Decoder:
                 feeds[tensor.name] = (
                     before[cache[tensor.name]]
                     if before is not None
-                    else np.zeros(shape, tensor.dtype)
+                    else self._empty(tensor, shape)
                 )
             else:
                 array = self.feeds[tensor.name]
@@ -108,6 +110,12 @@ class _Decoder:
                     array = np.take(array, range(start, start + step), axis)
                 feeds[tensor.name] = array
         return self.session.run(feeds)
+
+    def _empty(self, tensor: TensorContract, shape: tuple[int, ...]) -> NDArray[Any]:
+        """A cache without tokens; of a buffer the garbage that the feeder put there."""
+        if CAPACITY in tensor.dims:
+            return self.feeds[tensor.name]
+        return np.zeros(shape, tensor.dtype)
 
     def _collect(self, results: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Rows of every output along axis 0, but weights, whose keys differ in number."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
+from causal_attn.verify.buffers import CAPACITY, HELD, fill_unused, has_buffers
 
 __all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
 
@@ -29,6 +30,8 @@ _SIZES = {
     "features": (8, 5, 40, 64),
     "past_tokens": (0, 1, 7, 33),
 }
+_ROOM = (7, 1, 0, 33)
+"""Slots of a cache of fixed capacity besides those for the new tokens."""
 _TRAILING = (0, None, 4, -1)
 """Other dims follow the tokens: as many, 2, more, fewer. A branch on lengths that are equal, or on
 one that is longer, is decided while tracing; only running both ways shows it."""
@@ -72,8 +75,11 @@ class Feeder:
             for term in _terms(dim)
         } - {tokens}
         rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(terms)}
+        room = cycle(_ROOM)
         for index, length in enumerate(lengths):
             case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
+            if CAPACITY in case and has_buffers(self.contract):
+                case[CAPACITY] = length + next(room)
             if index % 3 == 2:
                 # Keep cycles of equal periods from always meeting in the same pairs.
                 for ring in rings.values():
@@ -87,7 +93,8 @@ class Feeder:
         """Random arrays for every input.
 
         Floats are standard normal, integers uniform within their bounds; booleans are true four
-        times in five, with one row wholly false where the tensor has two axes or more.
+        times in five, with one row wholly false where the tensor has two axes or more. Slots of a
+        cache that hold no token are garbage, see `causal_attn.verify.buffers`.
 
         Raises:
             InputError: A named dim has no size.
@@ -99,6 +106,10 @@ class Feeder:
                 feeds[tensor.name] = self.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
             else:
                 feeds[tensor.name] = self._random(tensor, shape, rng)
+        if has_buffers(self.contract):
+            for tensor in self.contract.inputs:
+                if CAPACITY in tensor.dims:
+                    fill_unused(tensor, feeds[tensor.name], feeds[HELD], rng)
         return feeds
 
     def perturb(

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-from causal_attn.contract import Contract, TensorContract
+from causal_attn.contract import DTYPES, Contract, TensorContract
 from causal_attn.errors import UsageError
 from causal_attn.verify import influence
+from causal_attn.verify.buffers import CAPACITY, HELD, has_buffers, held
 from causal_attn.verify.feeds import Feeder
 from causal_attn.verify.head_sizes import fixed_sizes
 from causal_attn.verify.naming import (
@@ -35,6 +38,11 @@ from causal_attn.verify.roles import BATCH, PAST, TOKENS, Roles
 from causal_attn.verify.vocabulary import integer_bounds
 
 __all__ = ["BATCH", "PAST", "TOKENS", "Interface", "discover", "from_contract", "with_outputs"]
+
+_KINDS = {onnx.TensorProto.BFLOAT16} | {
+    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in DTYPES if name != "bfloat16"
+}
+"""Element types of ONNX that a contract has a name for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +85,16 @@ class Interface:
 
 def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     """The interface of a model of ours."""
-    feeder = Feeder(contract=contract, bounds=integer_bounds(model.graph))
+    static = has_buffers(contract)
+    feeder = Feeder(
+        contract=contract,
+        bounds=integer_bounds(model.graph),
+        fixed={HELD: held} if static else {},
+    )
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
     total: dict[str, int] = {}
+    buffers: dict[str, int] = {}
     for tensor in contract.inputs:
         for axis, dim in enumerate(tensor.dims):
             if dim == contract.tokens:
@@ -89,14 +103,20 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
                 past.setdefault(tensor.name, axis)
             elif isinstance(dim, str) and contract.tokens in re.findall(r"\w+", dim):
                 total.setdefault(tensor.name, axis)
+            elif static and dim == CAPACITY:
+                # To the proof the slots that are written to hold the new tokens already: whoever
+                # reads one before its time reads the future.
+                buffers[tensor.name] = axis
     results: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in contract.outputs}
+    written = pair_cache(buffers, results)
     return Interface(
         feeder=feeder,
         tokens=tokens,
         past=past,
-        total={name: axis for name, axis in total.items() if name not in tokens},
-        outputs=_watched(feeder),
-        cache=pair_cache(past, results),
+        total={name: axis for name, axis in total.items() if name not in tokens} | buffers,
+        outputs=_watched(feeder) | {present: buffers[past] for past, present in written},
+        known={HELD: _held_by_all} if static else {},
+        cache=written or pair_cache(past, results),
     )
 
 
@@ -161,27 +181,45 @@ def discover(
         mask=roles.mask,
         positions=next((name for name in inputs if name in POSITIONS), None),
         sizes=sizes,
+        # A dim without a name may still be the tokens: running it shows which grows with them.
         unplaced=tuple(
-            name for name in wanted if name not in watched and (outputs or not watched)
+            name
+            for name in wanted
+            if name not in watched
+            and (outputs or not all(isinstance(d, int) for d in results[name]))
         ),
-        notes=_notes(results, watched, wanted, past),
+        notes=(*_notes(results, wanted, past), *_unfollowed(inputs, roles)),
     )
 
 
 def _notes(
     results: Mapping[str, Dims],
-    watched: Mapping[str, int],
     wanted: list[str],
     past: Mapping[str, int],
 ) -> tuple[str, ...]:
     notes = [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
-    if watched:
-        notes += [
-            f"output {name!r}: it has no token axis" for name in wanted if name not in watched
-        ]
     if past and not pair_cache(past, results):
         notes.append("decode: no output continues every past input")
     return tuple(notes)
+
+
+def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
+    """Inputs in which no position is followed: their values are fixed, or their axes unknown."""
+    notes = []
+    followed = {*roles.tokens, *roles.past, *roles.total} - set(roles.fixed)
+    for name, dims in inputs.items():
+        if name in followed:
+            continue
+        if name in roles.fixed:
+            notes.append(f"input {name!r}: only the values it has without padding, in one segment")
+            continue
+        loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
+        if loose:
+            notes.append(
+                f"input {name!r}: axis {loose[0]} is dynamic and not known to hold tokens; if it "
+                f"does, say --tokens-axis {name}={loose[0]}"
+            )
+    return notes
 
 
 def _named_tokens(inputs: Mapping[str, Dims], path: Path) -> dict[str, int]:
@@ -243,6 +281,10 @@ def _past_axis(name: str, dims: Dims, tokens: Mapping[str, int]) -> int | None:
     return {4: 2, 3: 1, 5: 3}.get(len(dims))
 
 
+def _held_by_all(shape: tuple[int, ...], axis: int, past: int) -> NDArray[Any]:
+    return np.full(shape, past)
+
+
 def _watched(feeder: Feeder) -> dict[str, int]:
     axes = {tensor.name: feeder.token_axis(tensor) for tensor in feeder.contract.outputs}
     return {name: axis for name, axis in axes.items() if axis is not None}
@@ -257,7 +299,13 @@ def _dims(value: onnx.ValueInfoProto) -> Dims:
 
 
 def _tensor(value: onnx.ValueInfoProto, dims: tuple[str | int, ...]) -> TensorContract:
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+    kind = value.type.tensor_type.elem_type
+    if not value.type.HasField("tensor_type") or kind not in _KINDS:
+        raise UsageError(
+            f"`path` must have tensors of numbers as inputs and outputs, got {value.name!r} of "
+            f"another type. Such a model cannot be fed here."
+        )
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
     return TensorContract(name=value.name, dtype=dtype, dims=dims)
 
 

@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from causal_attn.certificate import Check
 from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
+from causal_attn.verify.buffers import blank_unused
 from causal_attn.verify.feeds import LENGTHS, Feeder, Feeds, Sizes
 
-__all__ = ["Comparison", "Run", "check_parity", "compare"]
+__all__ = ["Comparison", "Run", "check_large_inputs", "check_parity", "compare", "widened"]
 
 Run = Callable[[Feeds], Mapping[str, NDArray[Any]]]
 """Feeds by input name to results by output name."""
+
+SPREAD = 30
+"""Of large inputs: exp(30) is far from the end of float32 and beyond where kernels saturate."""
 
 BAND_ULP = 4
 """One rounding each for score, exponential, sum and product."""
@@ -131,7 +135,7 @@ def check_parity(
         except CausalAttnError as error:
             return _failed(session, f"does not run at {_text(sizes)}: {error}")
         try:
-            want, plain = oracle(_widened(feeds)), baseline(feeds)
+            runs = results, oracle(widened(feeds)), baseline(feeds)
         except CausalAttnError as error:
             return Check(
                 name="parity",
@@ -139,6 +143,7 @@ def check_parity(
                 detail=f"the oracle does not run at {_text(sizes)}: {error}",
                 provider=str(session.provider),
             )
+        results, want, plain = (blank_unused(feeder.contract, feeds, run) for run in runs)
         for name, actual in results.items():
             comparison = compare(actual, want[name], plain[name])
             if not comparison.passed:
@@ -164,11 +169,55 @@ def check_parity(
     )
 
 
+def check_large_inputs(
+    session: Session,
+    feeder: Feeder,
+    oracle: Run,
+    baseline: Run,
+    *,
+    length: int = 5,
+    seed: int = 6,
+) -> Check:
+    """Inputs of a spread of 30: results must be finite wherever torch's are.
+
+    Kernels that saturate (ONNX Runtime's Sigmoid below -18) are right near 0 and infinite here.
+    Errors are not judged: among scores that lie far apart they are those of the inputs.
+    """
+    rng = np.random.default_rng(seed)
+    name, provider = "large inputs", str(session.provider)
+    (sizes,) = feeder.cases((length,))
+    feeds = {
+        key: (array * array.dtype.type(SPREAD)) if array.dtype.kind in "fV" else array
+        for key, array in feeder.make(sizes, rng).items()
+    }
+    try:
+        results, want, plain = session.run(feeds), oracle(widened(feeds)), baseline(feeds)
+    except CausalAttnError as error:
+        return Check(name=name, passed=None, detail=f"does not run: {error}", provider=provider)
+    wrong = [
+        key
+        for key, got in results.items()
+        if got.dtype.kind in "fV"
+        and (~np.isfinite(got) & np.isfinite(want[key]) & np.isfinite(plain[key])).any()
+    ]
+    return Check(
+        name=name,
+        passed=not wrong,
+        detail=(
+            f"{wrong} are not finite where the oracle is, for inputs of a spread of {SPREAD}"
+            if wrong
+            else f"finite where the oracle is, for inputs of a spread of {SPREAD}"
+        ),
+        provider=provider,
+    )
+
+
 def _failed(session: Session, detail: str) -> Check:
     return Check(name="parity", passed=False, detail=detail, provider=str(session.provider))
 
 
-def _widened(feeds: Feeds) -> Feeds:
+def widened(feeds: Feeds) -> Feeds:
+    """`feeds` with every float as float64, which an oracle takes."""
     return {
         name: array.astype(np.float64) if array.dtype.kind in "fV" else array
         for name, array in feeds.items()

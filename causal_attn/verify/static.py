@@ -117,7 +117,7 @@ def check_proof(model: onnx.ModelProto, interface: Interface, folder: Path) -> P
         lengths=(*LENGTHS, *switch_lengths(interface.feeder.contract))
         if fixed is None
         else (fixed,),
-        past=pasts if interface.past else 0,
+        past=pasts if interface.past or interface.cache else 0,
         dims={**dict.fromkeys(("features", "head_dim"), 2), **interface.sizes},
         known=interface.known,
         base_dir=folder,

@@ -28,7 +28,7 @@ from causal_attn.verify.feeds import LENGTHS, Feeds
 from causal_attn.verify.interface import Interface, discover, from_contract, with_outputs
 from causal_attn.verify.oracle import run_spec
 from causal_attn.verify.padding import check_padding
-from causal_attn.verify.parity import Run, check_parity
+from causal_attn.verify.parity import Run, check_parity, widened
 from causal_attn.verify.placement import check_placement, count_placement
 from causal_attn.verify.report import Report, VariantReport
 from causal_attn.verify.runnable import Runnable, find_runnable
@@ -169,8 +169,17 @@ def _verify(
         visibility=proved.proof.outputs,
         leak=proved.proof.leak,
         placement=placement,
-        not_checked=(*interface.notes, *not_checked),
+        not_checked=(*interface.notes, *_rowless(interface), *not_checked),
     )
+
+
+def _rowless(interface: Interface) -> list[str]:
+    examined = interface.feeder.examined
+    return [
+        f"output {tensor.name!r}: it has no token axis"
+        for tensor in interface.feeder.contract.outputs
+        if tensor.name not in interface.outputs and (examined is None or tensor.name in examined)
+    ]
 
 
 def _not_run(interface: Interface, provider: Provider, detail: str) -> Check:
@@ -278,7 +287,7 @@ def _runs(
         (sizes,) = interface.feeder.cases((min(lengths),))
         feeds = interface.feeder.make(sizes, np.random.default_rng(0))
         plain(feeds)
-        wide(feeds)
+        wide(widened(feeds))
     except CausalAttnError as error:
         return None, None, str(error)
     return wide, plain, ""
