@@ -66,11 +66,13 @@ def test_a_block(tmp_path: Path, dtype: str) -> None:
     )  # fmt: skip
     assert package.name == "Block"
     assert block.training, "the caller's module is in the mode it was in"
-    x = example(3, 21, 16).to(next(block.parameters()).dtype)
+    assert next(block.parameters()).dtype is torch.float32, "and has the dtype it had"
+    precision = getattr(torch, dtype)
+    x = example(3, 21, 16).to(precision)
     with load(tmp_path / "p") as session:
         (output,) = session(x.numpy())
     with torch.no_grad():
-        want = block.eval()(x)
+        want = block.to(precision).eval()(x)
     np.testing.assert_allclose(output, want.numpy(), atol=1e-5 if dtype == "float32" else 2e-2)
 
 

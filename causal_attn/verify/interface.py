@@ -211,7 +211,9 @@ def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
         if name in followed:
             continue
         if name in roles.fixed:
-            notes.append(f"input {name!r}: only the values it has without padding, in one segment")
+            # Masks and positions have checks of their own.
+            if not is_mask(name) and name not in POSITIONS and "len" not in name:
+                notes.append(f"input {name!r}: only the values it has in one segment, all alike")
             continue
         loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
         if loose:
