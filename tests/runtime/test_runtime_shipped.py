@@ -24,7 +24,8 @@ def test_passes_every_check(provider: Provider) -> None:
     with load(PACKAGE, provider) as session:
         checks = run_checks(session, Feeder(contract=session.contract), reference, reference)
     assert {check.name for check in checks} == {
-        "parity", "large inputs", "future is invisible", "past matters", "batch is independent", "weights",
+        "parity", "large inputs", "future is invisible", "past matters", "batch is independent",
+        "weights",
     }  # fmt: skip
     assert [check for check in checks if check.passed is not True] == []
 
