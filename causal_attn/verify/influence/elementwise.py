@@ -38,6 +38,8 @@ __all__ = [
 Binary = Callable[..., Array]
 Absorb = Callable[[Tensor, Tensor], tuple[Array, Array]]
 
+_NARROW = ("float8", "float6", "float4")
+
 
 def underflow(dtype: np.dtype[np.generic]) -> float:
     """How far below zero ``exp`` is exactly zero in `dtype`.
@@ -125,6 +127,9 @@ def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def cast(tensor: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     """Conversion; a mask constant that overflows becomes infinite, as it does at run time."""
+    if dtype.name.startswith(_NARROW):
+        # They saturate or not by an attribute and a kernel; only zero is the same for all.
+        return make(tensor.shape, dtype, tensor.bits, tensor.zero, np.zeros((), dtype))
     with np.errstate(all="ignore"):
         low = tensor.low.astype(dtype)
         high = low if tensor.high is tensor.low else tensor.high.astype(dtype)
@@ -290,6 +295,13 @@ def _power(a: Tensor, b: Tensor) -> tuple[Array, Array]:
     return b.zero, np.ones((), a.dtype)
 
 
+def _raised(a: Array, b: Array) -> Array:
+    # The result has the type of the base, but an exponent of 0.5 stays 0.5 for an integer base.
+    if a.dtype.kind in "iu" and b.dtype.kind not in "iub":
+        return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
+    return np.power(a, b.astype(a.dtype))
+
+
 def _shift(call: Call) -> Binary:
     return np.left_shift if call.attr("direction") == "LEFT" else np.right_shift
 
@@ -308,7 +320,7 @@ _BINARY: dict[str, tuple[Binary, Absorb | None]] = {
     "LessOrEqual": (np.less_equal, None),
     "Max": (np.maximum, _extreme(1.0)),
     "Min": (np.minimum, _extreme(-1.0)),
-    "Pow": (lambda a, b: np.power(a, b.astype(a.dtype)), _power),
+    "Pow": (lambda a, b: _raised(a, b), _power),
 }
 
 
@@ -351,7 +363,6 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "Erf": _erf,
     "Exp": np.exp,
     "Floor": np.floor,
-    "IsInf": np.isinf,
     "IsNaN": np.isnan,
     "Log": np.log,
     "Neg": np.negative,
@@ -368,7 +379,18 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "Tan": np.tan,
     "Tanh": np.tanh,
 }
-_TO_BOOL = {"IsInf", "IsNaN", "Not"}
+_TO_BOOL = {"IsNaN", "Not"}
+
+
+@rule("IsInf")
+def _is_inf(call: Call) -> list[Tensor]:
+    tensor = call.tensor(0)
+    found = np.zeros((), bool)
+    if call.attr("detect_negative", 1):
+        found = found | np.isneginf(tensor.low.astype(np.float64))
+    if call.attr("detect_positive", 1):
+        found = found | np.isposinf(tensor.low.astype(np.float64))
+    return [make(tensor.shape, bool, tensor.bits, tensor.known, found & tensor.known)]
 
 
 @rule(*_UNARY)

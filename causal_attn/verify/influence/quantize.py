@@ -49,6 +49,10 @@ def quantize(
     # Zero over any scale is zero, so a known zero needs no known scale.
     zero_known = np.ones((), bool) if zero is None else zero.known
     known = data.known & (known_scale | (zero_known & (data.low == 0)))
+    if dtype.kind not in "iu":
+        # Narrow floats saturate or not by an attribute and a kernel; zero is zero for all.
+        known = data.zero & zero_known & (offset == 0)
+        return make(data.shape, dtype, joined.bits, known, np.zeros((), dtype))
     return make(data.shape, dtype, joined.bits, known, moved(data.low), moved(data.high))
 
 

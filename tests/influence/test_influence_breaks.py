@@ -1,0 +1,145 @@
+"""Graphs that leak the future and were once called causal; none may be again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from influence_graphs import Builder, single
+from onnx import TensorProto
+
+from causal_attn.certificate import Verdict
+from causal_attn.verify.influence import Proof, prove
+
+FLOAT = np.float32
+Leak = Callable[[Builder, str, str], str]
+
+
+def leak(make: Leak, opset: int = 18) -> Proof:
+    """The proof of ``make(builder, x, mean over all tokens)``, which may hide the mean or not."""
+    b = Builder(opset)
+    x = b.input("x", ["b", "tokens", 4])
+    axes = [b.const([1], np.int64)] if opset >= 18 else []
+    mean = b("ReduceMean", x, *axes, **({} if opset >= 18 else {"axes": [1]}))
+    y = b("Add", x, make(b, x, mean))
+    model = b.model({"y": y}, None)
+    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4])
+
+
+def chosen(b: Builder, mean: str, condition: str) -> str:
+    """The mean where a known condition holds."""
+    return b("Where", condition, mean, b.const(0.0, FLOAT))
+
+
+@pytest.mark.parametrize(
+    ("value", "attributes", "found"),
+    [
+        (-np.inf, {"detect_negative": 0}, False),
+        (np.inf, {"detect_positive": 0}, False),
+        (np.inf, {"detect_negative": 0}, True),
+        (-np.inf, {}, True),
+    ],
+)
+def test_infinities_of_one_sign(value: float, attributes: dict[str, int], found: bool) -> None:
+    def make(b: Builder, x: str, mean: str) -> str:
+        infinite = b("IsInf", b.const([value], FLOAT), **attributes)
+        return chosen(b, mean, infinite)
+
+    assert leak(make, 20).verdict is (Verdict.NOT_CAUSAL if found else Verdict.CAUSAL)
+    assert leak(
+        lambda b, x, mean: chosen(
+            b, mean, b("Not", b("IsInf", b.const([value], FLOAT), **attributes))
+        ),
+        20,
+    ).verdict is (Verdict.CAUSAL if found else Verdict.NOT_CAUSAL)
+
+
+def test_root_of_an_integer() -> None:
+    def make(b: Builder, x: str, mean: str) -> str:
+        two = b("Pow", b.const([4], np.int64), b.const([0.5], FLOAT))
+        return chosen(b, mean, b("Equal", two, b.const([2], np.int64)))
+
+    assert leak(make).verdict is Verdict.NOT_CAUSAL
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_old_softmax_normalizes_all_trailing_axes(op: str, axis: int | None) -> None:
+    attributes = {} if axis is None else {"axis": axis}
+    model = single(op, ["b", 4, 3], opset=11, **attributes)
+    proof = prove(model, tokens={"x0": 1}, outputs={"y": 1}, lengths=[4])
+    assert proof.outputs["y"].all()
+    model = single(op, ["b", 4, 3], opset=13)
+    proof = prove(model, tokens={"x0": 1}, outputs={"y": 1}, lengths=[4])
+    assert np.array_equal(proof.outputs["y"], np.eye(4, dtype=bool))
+
+
+def test_hardmax_of_nothing_but_minus_infinity_has_a_one() -> None:
+    def make(b: Builder, x: str, mean: str) -> str:
+        hard = b("Hardmax", b.const(np.full((1, 1, 4), -np.inf), FLOAT))
+        return chosen(b, mean, b("Equal", hard, b.const(1.0, FLOAT)))
+
+    assert leak(make).verdict is not Verdict.CAUSAL
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2])
+def test_narrow_floats_saturate(to: int) -> None:
+    def make(b: Builder, x: str, mean: str) -> str:
+        narrow = b("Cast", b.const([1e9], FLOAT), to=to)
+        wide = b("Cast", narrow, to=TensorProto.FLOAT)
+        return chosen(b, mean, b("Less", wide, b.const(1e6, FLOAT)))
+
+    assert leak(make, 19).verdict is not Verdict.CAUSAL
+
+
+def test_quantizing_to_narrow_floats_saturates() -> None:
+    def make(b: Builder, x: str, mean: str) -> str:
+        zero = b.const(0, ml_dtypes.float8_e4m3fn)
+        scale = b.const(1.0, FLOAT)
+        narrow = b("QuantizeLinear", b.const([1e9], FLOAT), scale, zero)
+        wide = b("DequantizeLinear", narrow, scale, zero)
+        return chosen(b, mean, b("Less", wide, b.const(1e6, FLOAT)))
+
+    assert leak(make, 19).verdict is not Verdict.CAUSAL
+
+
+GROUPED: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 2, "domain": "com.microsoft"}
+
+
+@pytest.mark.parametrize("at", [7, 8, 9, 10, 11])
+@pytest.mark.parametrize("data", [False, True])
+def test_grouped_attention_reads_its_optional_inputs(at: int, data: bool) -> None:
+    b = Builder()
+    x = b.input("x", [1, 4, 32])
+    ids = b.input("ids", [1, 4], TensorProto.INT64)
+    spot = b("ReduceMean", x, keepdims=1) if data else b.const(np.ones((1, 1, 1)), FLOAT)
+    flat = b("Reshape", spot, b.const([1, 1], np.int64))
+    given = {
+        7: b("Expand", flat, b.const([4, 8], np.int64)),
+        8: b("Expand", flat, b.const([4, 8], np.int64)),
+        9: b("Expand", b("Cast", flat, to=TensorProto.INT64), b.const([1, 4], np.int64)),
+        10: b("Expand", spot, b.const([1, 2, 4, 4], np.int64)),
+        11: b("Expand", b("Reshape", spot, b.const([1], np.int64)), b.const([2], np.int64)),
+    }
+    cache = b.const(np.ones((4, 8)), FLOAT)
+    inputs = [x, x, x, "", "", b.const([3], np.int32), b.const(4, np.int32), cache, cache]
+    inputs += [""] * (12 - len(inputs))
+    inputs[at] = given[at]
+    y = b("GroupQueryAttention", *inputs, do_rotary=1, **GROUPED)
+    model = b.model({"y": y, "seen": ids}, None)
+    proof = prove(model, tokens={"x": 1, "ids": 1}, outputs={"y": 1})
+    assert proof.verdict is (Verdict.NOT_CAUSAL if data else Verdict.CAUSAL), str(proof)
+
+
+def test_positions_of_grouped_attention_are_those_of_their_tokens() -> None:
+    b = Builder()
+    x = b.input("x", [1, 4, 32])
+    ids = b.input("ids", [1, 4], TensorProto.INT64)
+    cache = b.const(np.ones((4, 8)), FLOAT)
+    inputs = [x, x, x, "", "", b.const([3], np.int32), b.const(4, np.int32), cache, cache, ids]
+    y = b("GroupQueryAttention", *inputs, do_rotary=1, **GROUPED)
+    proof = prove(b.model({"y": y}, None), tokens={"x": 1, "ids": 1}, outputs={"y": 1})
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
