@@ -7,11 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
-from influence_graphs import Builder, single
-from onnx import TensorProto
+from google.protobuf.message import DecodeError
+from influence_graphs import Builder, decoder, single
+from onnx import TensorProto, helper
 
 from causal_attn.certificate import Verdict
+from causal_attn.errors import CausalAttnError, PackageError
 from causal_attn.verify.influence import Proof, prove
 
 FLOAT = np.float32
@@ -143,3 +146,123 @@ def test_positions_of_grouped_attention_are_those_of_their_tokens() -> None:
     y = b("GroupQueryAttention", *inputs, do_rotary=1, **GROUPED)
     proof = prove(b.model({"y": y}, None), tokens={"x": 1, "ids": 1}, outputs={"y": 1})
     assert proof.verdict is Verdict.CAUSAL, str(proof)
+
+
+def averaging(name: str, domain: str, overload: str = "") -> onnx.FunctionProto:
+    """A function that adds the mean over the tokens, or passes its input on: ``overload``."""
+    mean = helper.make_node("ReduceMean", ["a"], ["m"], axes=[1])
+    body = [mean, helper.make_node("Add", ["a", "m"], ["r"])]
+    if overload == "same":
+        body = [helper.make_node("Identity", ["a"], ["r"])]
+    imports = [helper.make_opsetid("", 13)]
+    function = helper.make_function(domain, name, ["a"], ["r"], body, imports)
+    function.overload = overload
+    return function
+
+
+def calling(op: str, domain: str, *functions: onnx.FunctionProto, overload: str = "") -> Proof:
+    b = Builder(13)
+    x = b.input("x", ["b", "tokens", 4])
+    y = b(op, x, **({"domain": domain} if domain else {}))
+    b.nodes[-1].overload = overload
+    model = b.model({"y": y}, None)
+    model.ir_version = 10
+    model.functions.extend(functions)
+    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+
+
+@pytest.mark.parametrize(
+    ("overload", "verdict"), [("mean", Verdict.NOT_CAUSAL), ("same", Verdict.CAUSAL)]
+)
+@pytest.mark.parametrize("order", [("same", "mean"), ("mean", "same")])
+def test_overloads_of_a_function(overload: str, verdict: Verdict, order: tuple[str, str]) -> None:
+    functions = [averaging("F", "local", each) for each in order]
+    assert calling("F", "local", *functions, overload=overload).verdict is verdict
+    assert calling("F", "local", *functions, overload="none").verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize("overload", ["mean", "same"])
+def test_function_with_the_name_of_an_operator_is_undecided(overload: str) -> None:
+    function = averaging("Relu", "", overload)
+    function.overload = ""
+    assert calling("Relu", "", function).verdict is Verdict.UNDECIDED
+
+
+def test_function_with_inputs_left_out() -> None:
+    inner = helper.make_node("Clip", ["a", "b", "c"], ["k"])
+    body = [inner, helper.make_node("Identity", ["k"], ["r"])]
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("local", "F", ["a", "b", "c"], ["r"], body, imports)
+    b = Builder()
+    x = b.input("x", ["b", "tokens", 4])
+    y = b("F", x, "", b.const(1.0, FLOAT), domain="local")
+    z = b("F", y, domain="local")
+    model = b.model({"y": z}, None)
+    model.functions.append(function)
+    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+    assert np.array_equal(proof.outputs["y"], np.eye(4, dtype=bool))
+
+
+def plain() -> onnx.ModelProto:
+    b = Builder()
+    x = b.input("x", ["b", "tokens", 4])
+    return b.model({"y": b("Mul", x, b.const(np.ones(4), FLOAT))}, None)
+
+
+def truncated(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].raw_data = b"123"
+
+
+def negative(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[0] = -4
+
+
+def no_bytes(model: onnx.ModelProto) -> None:
+    node = model.graph.node.add(op_type="Constant", output=["c"])
+    node.attribute.append(helper.make_attribute("value", model.graph.initializer[0]))
+    node.attribute[0].t.raw_data = b"123"
+
+
+@pytest.mark.parametrize("damage", [truncated, negative, no_bytes])
+def test_damage_is_a_package_error(damage: Callable[[onnx.ModelProto], None]) -> None:
+    model = plain()
+    damage(model)
+    with pytest.raises(PackageError):
+        prove(model, tokens={"x": 1}, outputs={"y": 1})
+
+
+def test_nothing_but_package_errors_comes_of_damaged_bytes() -> None:
+    """Bytes changed at random, names that are no text among them."""
+    random = np.random.default_rng(5)
+    stored = np.frombuffer(decoder(layers=1, heads=1, width=2).SerializeToString(), np.uint8)
+    refused = read = 0
+    for _ in range(300):
+        damaged = stored.copy()
+        damaged[random.integers(0, stored.size, 2)] = random.integers(0, 256, 2)
+        model = onnx.ModelProto()
+        try:
+            model.ParseFromString(damaged.tobytes())
+        except DecodeError:
+            continue
+        try:
+            prove(model, tokens={"input_ids": 1}, outputs={"logits": 1}, lengths=[2])
+            read += 1
+        except CausalAttnError:
+            refused += 1
+    assert refused and read
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_outputs_without_rows_and_scalars(length: int) -> None:
+    b = Builder()
+    x = b.input("x", ["b", length, 4])
+    empty = b("Slice", x, *(b.const([at], np.int64) for at in (0, 0, 1)))
+    model = b.model({"y": empty}, None)
+    proof = prove(model, tokens={"x": 1}, outputs={"y": 1})
+    assert proof.verdict is Verdict.CAUSAL
+    b = Builder()
+    x = b.input("x", ["b", length, 4])
+    model = b.model({"y": b("ReduceSum", x, keepdims=0)}, None)
+    with pytest.raises(PackageError, match="axis"):
+        prove(model, tokens={"x": 1}, outputs={"y": 1})

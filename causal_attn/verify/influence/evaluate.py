@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Frame:
         outer: Frame | None = None,
         opsets: Mapping[str, int] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        absent: Collection[str] = (),
     ) -> None:
         """Make the frame of a graph.
 
@@ -55,6 +56,7 @@ class Frame:
             outer: The frame around a body.
             opsets: Versions by domain; those of the model unless it is a function's body.
             attributes: Attributes of the node that calls the function.
+            absent: Inputs of the function that the node leaves out.
         """
         self.program = program
         self.mode = mode
@@ -63,6 +65,7 @@ class Frame:
         self.outer = outer
         self.opsets = opsets if opsets is not None else program.opsets
         self.attributes = attributes or {}
+        self.absent = frozenset(absent)
 
     def lookup(self, name: str) -> Value:
         """The value of a name, here or around.
@@ -77,13 +80,22 @@ class Frame:
             frame = frame.outer
         raise PackageError(f"Every name must be written before it is read, got {name!r}.")
 
+    def given(self, name: str) -> Value | None:
+        """The value of an input of a node; ``None`` where it, or the function's, is left out."""
+        frame: Frame | None = self
+        while frame is not None and name not in frame.values:
+            if name in frame.absent:
+                return None
+            frame = frame.outer
+        return self.lookup(name) if name else None
+
     def run(self, graph: Graph) -> list[Value]:
         """Evaluate every node; the values of the outputs."""
         for name, stored in graph.stored.items():
             if name not in self.values:
                 self.values[name] = stored.tensor(self.mode.words)
         for node in graph.nodes:
-            inputs = [self.lookup(name) if name else None for name in node.inputs]
+            inputs = [self.given(name) for name in node.inputs]
             outputs = self.evaluate(node, inputs, graph)
             for name, value in zip(node.outputs, outputs, strict=False):
                 if name:
@@ -115,9 +127,14 @@ class Frame:
         if any(isinstance(value, Unshaped) for value in inputs):
             return self._joined(call, None, graph)
         try:
-            function = self.program.functions.get((node.domain, node.op))
+            function = self.program.functions.get((node.domain, node.op, node.overload))
             if function is not None:
+                if (node.domain, node.op) in RULES or onnx.defs.has(node.op, node.domain):
+                    # A runtime that has a kernel for the operator does not enter the function.
+                    raise DataDependent("the model has its own function of this name")
                 return self._call(function, node, inputs, attributes)
+            if node.overload:
+                raise DataDependent(f"the model has no overload {node.overload!r} of it")
             return self._ruled(call, graph)
         except DataDependent as reason:
             return self._joined(call, f"{node}: {reason}", graph)
@@ -157,6 +174,7 @@ class Frame:
         frame = Frame(
             self.program, self.mode, values=given, dims={},
             opsets=function.opsets, attributes={**defaults, **attributes},
+            absent=[name for name in function.body.inputs if name not in given],
         )  # fmt: skip
         wanted = len(node.outputs)
         body = function.body
@@ -175,12 +193,17 @@ class Frame:
         return resolved
 
     def _proto(self, call: Call) -> NodeProto:
-        """The node with the attributes of the function around it filled in."""
+        """The node with what the function around it gives and leaves out filled in."""
         references = [item for item in call.node.proto.attribute if item.ref_attr_name]
-        if not references:
+        absent = [
+            at for at, value in enumerate(call.inputs) if value is None and call.node.inputs[at]
+        ]
+        if not references and not absent:
             return call.node.proto
         proto = NodeProto()
         proto.CopyFrom(call.node.proto)
+        for at in absent:
+            proto.input[at] = ""
         for item in references:
             proto.attribute.remove(item)
             if item.name in call.attributes:
@@ -228,7 +251,8 @@ class Frame:
         """Outputs that everything in the inputs reaches, marked with the cause of doubt."""
         words = [0] * self.mode.words
         for name in names_read(call.node):
-            for index, word in enumerate(join_words(self.lookup_or(name, call))):
+            value = self.lookup_or(name, call)
+            for index, word in enumerate(join_words(value) if value is not None else ()):
                 words[index] |= word
         if self.mode.optimistic:
             # Also behind such a node: without shapes, what joins there is not known to join.
@@ -238,12 +262,12 @@ class Frame:
             words[bit // 64] |= 1 << (bit % 64)
         return [self._shaped(name, words, call, graph) for name in call.node.outputs]
 
-    def lookup_or(self, name: str, call: Call) -> Value:
+    def lookup_or(self, name: str, call: Call) -> Value | None:
         """The value given to the call under `name`, else the one in the frame."""
         for given, value in zip(call.node.inputs, call.inputs, strict=False):
             if given == name and value is not None:
                 return value
-        return self.lookup(name)
+        return self.given(name)
 
     def _doubt_words(self) -> list[int]:
         masks = [0] * self.mode.words
