@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
-from influence_graphs import Builder, decoder, single
+from influence_graphs import Builder, allowed, decoder, single
 from onnx import TensorProto, helper
 
 from causal_attn.certificate import Verdict
@@ -266,3 +266,112 @@ def test_outputs_without_rows_and_scalars(length: int) -> None:
     model = b.model({"y": b("ReduceSum", x, keepdims=0)}, None)
     with pytest.raises(PackageError, match="axis"):
         prove(model, tokens={"x": 1}, outputs={"y": 1})
+
+
+def zero(b: Builder) -> str:
+    return b.const(0.0, FLOAT)
+
+
+def signed_zero(b: Builder, mean: str) -> str:
+    positive = b("Greater", mean, zero(b))
+    return b("Where", positive, b.const(0.0, FLOAT), b.const(-0.0, FLOAT))
+
+
+SHOWN: dict[str, Leak] = {
+    "1 / where(c, 0, -0)": lambda b, x, m: b("Div", b.const(1.0, FLOAT), signed_zero(b, m)),
+    "1 / (0 * mean)": lambda b, x, m: b("Div", b.const(1.0, FLOAT), b("Mul", m, zero(b))),
+    "reciprocal(0 * mean)": lambda b, x, m: b("Reciprocal", b("Mul", m, zero(b))),
+    "(0 * mean) ** -1": lambda b, x, m: b("Pow", b("Mul", m, zero(b)), b.const(-1.0, FLOAT)),
+    "1 / (mean / inf)": lambda b, x, m: b(
+        "Div", b.const(1.0, FLOAT), b("Div", m, b.const(np.inf, FLOAT))
+    ),
+    "0 / relu(mean)": lambda b, x, m: b("Div", zero(b), b("Relu", m)),
+    "0 * log(relu(mean))": lambda b, x, m: b("Mul", zero(b), b("Log", b("Relu", m))),
+    "log(relu(mean)) * 0": lambda b, x, m: b("Mul", b("Log", b("Relu", m)), zero(b)),
+    "0 * sqrt(mean)": lambda b, x, m: b("Mul", zero(b), b("Sqrt", m)),
+    "0 * reciprocal(relu(mean))": lambda b, x, m: b(
+        "Mul", zero(b), b("Reciprocal", b("Relu", m))
+    ),
+    "0 * acos(mean)": lambda b, x, m: b("Mul", zero(b), b("Acos", m)),
+    "0 * mean ** 0.5": lambda b, x, m: b("Mul", zero(b), b("Pow", m, b.const(0.5, FLOAT))),
+    "isnan(0 @ log(relu(mean)))": lambda b, x, m: b(
+        "Cast",
+        b("IsNaN", b("MatMul", b("Log", b("Relu", m)), b.const(np.zeros((4, 4)), FLOAT))),
+        to=TensorProto.FLOAT,
+    ),
+    "z == z": lambda b, x, m: b(
+        "Cast",
+        b("Equal", *[b("MatMul", b("Log", b("Relu", m)), b.const(np.zeros((4, 4)), FLOAT))] * 2),
+        to=TensorProto.FLOAT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_zeros_that_show_what_they_were_made_of(name: str) -> None:
+    proof = leak(SHOWN[name])
+    assert proof.verdict in (Verdict.UNDECIDED, Verdict.NOT_CAUSAL), str(proof)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_zeros_in_a_function_and_in_a_body(name: str) -> None:
+    """The zero is made in a function and in the branch of an If; what it shows is outside."""
+    if name != "reciprocal(0 * mean)":
+        pytest.skip("one is enough")
+    body = [helper.make_node("Mul", ["m", "z"], ["r"])]
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("local", "F", ["m", "z"], ["r"], body, imports)
+    b = Builder()
+    x = b.input("x", ["b", "tokens", 4])
+    mean = b("ReduceMean", x, b.const([1], np.int64))
+    hidden = b("F", mean, zero(b), domain="local")
+    y = b("Add", x, b("Reciprocal", hidden))
+    model = b.model({"y": y}, None)
+    model.functions.append(function)
+    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    assert proof.verdict is Verdict.UNDECIDED
+
+
+HARMLESS: dict[str, Leak] = {
+    "0 * mean": lambda b, x, m: b("Mul", m, zero(b)),
+    "0 / (mean ** 2 + eps)": lambda b, x, m: b(
+        "Div",
+        zero(b),
+        b("Add", b("Pow", m, b.const(2.0, FLOAT)), b.const(1e-5, FLOAT)),
+    ),
+    "0 * rsqrt(mean ** 2 + eps)": lambda b, x, m: b(
+        "Mul",
+        zero(b),
+        b("Reciprocal", b("Sqrt", b("Add", b("Mul", m, m), b.const(1e-5, FLOAT)))),
+    ),
+    "0 * mean / max(norm, eps)": lambda b, x, m: b(
+        "Mul", zero(b), b("Div", m, b("Max", b("ReduceL2", m), b.const(1e-5, FLOAT)))
+    ),
+    "where(c, 0, 0)": lambda b, x, m: b("Where", b("Greater", m, zero(b)), zero(b), zero(b)),
+    "isnan(0 * mean)": lambda b, x, m: b(
+        "Cast", b("IsNaN", b("Mul", m, zero(b))), to=TensorProto.FLOAT
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_zeros_that_show_nothing(name: str) -> None:
+    proof = leak(HARMLESS[name])
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+
+
+def test_weights_by_hand_are_causal() -> None:
+    """Softmax of masked scores as its formula, on values that a quotient made."""
+    b = Builder()
+    x = b.input("x", ["b", "tokens", 4])
+    values = b("Div", x, b("Relu", x))
+    scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
+    filler = b.const(-np.inf, FLOAT)
+    scores = b("Where", allowed(b, x), scores, filler)
+    last = b.const([2], np.int64)
+    exp = b("Exp", b("Sub", scores, b("ReduceMax", scores, last)))
+    weights = b("Div", exp, b("ReduceSum", exp, last))
+    model = b.model({"y": b("MatMul", weights, values)}, None)
+    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4])
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+    assert np.array_equal(proof.outputs["y"], np.tri(4, dtype=bool))

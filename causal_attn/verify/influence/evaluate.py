@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.graph import Graph, Node, Reference
+from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
 from causal_attn.verify.influence.tensor import (
@@ -66,6 +67,10 @@ class Frame:
         self.opsets = opsets if opsets is not None else program.opsets
         self.attributes = attributes or {}
         self.absent = frozenset(absent)
+        self.origins: dict[str, Origin] = {}
+        self._around = Origin((0,) * mode.words)
+        self._entered: list[Origin] | None = None
+        self._node: Node | None = None
 
     def lookup(self, name: str) -> Value:
         """The value of a name, here or around.
@@ -79,6 +84,17 @@ class Frame:
                 return frame.values[name]
             frame = frame.outer
         raise PackageError(f"Every name must be written before it is read, got {name!r}.")
+
+    def origin(self, name: str) -> Origin:
+        """Where the value of a name comes from; nothing for an input that is left out."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.origins:
+                return frame.origins[name]
+            if name in frame.values:
+                return joined([of_value(frame.values[name]), frame._around], self.mode.words)
+            frame = frame.outer
+        return Origin((0,) * self.mode.words)
 
     def given(self, name: str) -> Value | None:
         """The value of an input of a node; ``None`` where it, or the function's, is left out."""
@@ -94,22 +110,49 @@ class Frame:
         for name, stored in graph.stored.items():
             if name not in self.values:
                 self.values[name] = stored.tensor(self.mode.words)
+                self.origins[name] = of_value(self.values[name])
         for node in graph.nodes:
             inputs = [self.given(name) for name in node.inputs]
             outputs = self.evaluate(node, inputs, graph)
-            for name, value in zip(node.outputs, outputs, strict=False):
+            origins = self._origins_of(node, inputs, outputs)
+            for name, value, origin in zip(node.outputs, outputs, origins, strict=False):
                 if name:
                     self.values[name] = value
+                    self.origins[name] = origin
         return [self.lookup(name) for name in graph.outputs]
+
+    def _origins_of(
+        self, node: Node, inputs: Sequence[Value | None], outputs: Sequence[Value]
+    ) -> list[Origin]:
+        if self._entered is not None:
+            return self._entered
+        words = self.mode.words
+        bodies = [item for item in node.attributes.values() if isinstance(item, Graph)]
+        if bodies:
+            return [
+                joined([self._surroundings(node, bodies), of_value(value)], words)
+                for value in outputs
+            ]
+        origins = [self.origin(name) for name in node.inputs]
+        return [derive(node, inputs, origins, value, words) for value in outputs]
+
+    def _surroundings(self, node: Node, bodies: Sequence[Graph]) -> Origin:
+        """Origin of everything in the bodies of a node, whichever way they go."""
+        read = joined([self.origin(name) for name in names_read(node)], self.mode.words)
+        return Origin(read.reach, read.wild or any(partial(body) for body in bodies))
 
     def body(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
         """Evaluate a subgraph of a node in this frame."""
         frame = self._inner(dict(zip(graph.inputs, inputs, strict=False)))
+        if self._node is not None:
+            frame._around = self._surroundings(self._node, [graph])
         return frame.run(graph)
 
     def overridden(self, values: Mapping[str, Value]) -> Frame:
         """This frame with other values under some names."""
-        return self._inner(values)
+        frame = self._inner(values)
+        frame.origins = {name: self.origin(name) for name in values}
+        return frame
 
     def _inner(self, values: Mapping[str, Value]) -> Frame:
         return Frame(
@@ -123,7 +166,9 @@ class Frame:
         """The outputs of a node; joins everything and says so where no rule applies."""
         attributes = self._resolved(node)
         opset = self.opsets.get(node.domain, 1)
-        call = Call(node, list(inputs), opset, self, attributes)
+        self._entered, self._node = None, node
+        origins = [self.origin(name) for name in node.inputs]
+        call = Call(node, list(inputs), opset, self, attributes, origins)
         if any(isinstance(value, Unshaped) for value in inputs):
             return self._joined(call, None, graph)
         try:
@@ -176,11 +221,17 @@ class Frame:
             opsets=function.opsets, attributes={**defaults, **attributes},
             absent=[name for name in function.body.inputs if name not in given],
         )  # fmt: skip
+        frame.origins = {
+            name: self.origin(source)
+            for name, source in zip(function.body.inputs, node.inputs, strict=False)
+        }
         wanted = len(node.outputs)
         body = function.body
         if wanted < len(body.outputs):
             body = Graph(body.name, body.inputs, body.outputs[:wanted], body.nodes, body.stored)
-        return frame.run(body)
+        results = frame.run(body)
+        self._entered = [frame.origin(name) for name in body.outputs]
+        return results
 
     def _resolved(self, node: Node) -> dict[str, Any]:
         resolved = {}
