@@ -28,6 +28,7 @@ from causal_attn.verify.influence.tensor import (
 
 __all__ = ["Frame", "names_read"]
 
+_ORDERED = {"ArgMax", "ArgMin", "TopK"}
 _MOST_FOLDED = 1 << 22
 """Elements of known inputs above which an operator is not computed outright."""
 
@@ -191,10 +192,13 @@ class Frame:
         node = call.node
         key = (node.domain, node.op)
         rule = RULES.get(key)
-        if (rule is None or key in FOLDED) and (folded := self._folded(call)) is not None:
-            return folded
+        made = rule is None and any(any(origin.reach) for origin in call.origins)
+        if (rule is None or key in FOLDED) and not made:
+            folded = self._folded(call)
+            if folded is not None:
+                return [self._ordered(call, value) for value in folded]
         if rule is not None:
-            return rule(call)
+            return [self._ordered(call, value) for value in rule(call)]
         if node.domain == "" and not any(isinstance(v, Sequenced) for v in call.inputs):
             tensors = [value if isinstance(value, Tensor) else None for value in call.inputs]
             proto = self._proto(call)
@@ -202,6 +206,15 @@ class Frame:
             if definition is not None:
                 return self._call(definition, node, call.inputs, call.attributes)
         return self._joined(call, f"{node}: no rule for this operator", graph)
+
+    def _ordered(self, call: Call, value: Value) -> Value:
+        """What an operator that compares elements says where one may be NaN under its zero."""
+        if call.node.op not in _ORDERED or not isinstance(value, Tensor):
+            return value
+        if not call.origins[0].wild:
+            return value
+        where = np.asarray(call.tensor(0).known.any())
+        return call.doubted(value, where, 0, "it compares a number that may be NaN")
 
     def _call(
         self,
@@ -304,6 +317,9 @@ class Frame:
         for name in names_read(call.node):
             value = self.lookup_or(name, call)
             for index, word in enumerate(join_words(value) if value is not None else ()):
+                words[index] |= word
+            # An operator nobody knows may see what a known zero was made of.
+            for index, word in enumerate(self.origin(name).reach):
                 words[index] |= word
         if self.mode.optimistic:
             # Also behind such a node: without shapes, what joins there is not known to join.

@@ -5,8 +5,8 @@ the data back. Zero times NaN is NaN, which ``IsNaN`` sees; and such a zero has 
 data, which a division by it sees. The rules that see either ask here.
 
 Not finite means outside of an operator's domain, as the logarithm of 0 and the quotient by 0 are.
-Overflow of a finite result is not followed: the claim is about data whose results are numbers of
-their dtype.
+Overflow and underflow are not followed: the claim is about data whose results are numbers of their
+dtype. Nor is a NaN that stays NaN: the rows that hide a value hide finite values only.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _LOWEST_OF_ALL = {
     "Unsqueeze",
 }  # fmt: skip
 _DATA_FIRST = {
-    "CumSum", "Expand", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "Reshape", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
+    "CumSum", "Expand", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
 }  # fmt: skip
 
 
