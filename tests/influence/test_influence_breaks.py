@@ -280,6 +280,12 @@ def signed_zero(b: Builder, mean: str) -> str:
     return b("Where", positive, b.const(0.0, FLOAT), b.const(-0.0, FLOAT))
 
 
+def spot(b: Builder, mean: str) -> str:
+    """One element of the mean, as a scalar."""
+    flat = b("Reshape", mean, b.const([-1], np.int64))
+    return b("Gather", flat, b.const(0, np.int64))
+
+
 SHOWN: dict[str, Leak] = {
     "1 / where(c, 0, -0)": lambda b, x, m: b("Div", b.const(1.0, FLOAT), signed_zero(b, m)),
     "1 / (0 * mean)": lambda b, x, m: b("Div", b.const(1.0, FLOAT), b("Mul", m, zero(b))),
@@ -310,6 +316,18 @@ SHOWN: dict[str, Leak] = {
         to=TensorProto.FLOAT,
     ),
     "unknown(0 * mean)": lambda b, x, m: b("Mystery", b("Mul", m, zero(b))),
+    "quantized 0 / relu(mean)": lambda b, x, m: b(
+        "DequantizeLinear",
+        b("QuantizeLinear", zero(b), spot(b, b("Relu", m)), b.const(0, np.int8)),
+        b.const(1.0, FLOAT),
+        b.const(0, np.int8),
+    ),
+    "0 * scale log(relu(mean))": lambda b, x, m: b(
+        "DequantizeLinear",
+        b.const(0, np.int8),
+        spot(b, b("Log", b("Relu", m))),
+        b.const(0, np.int8),
+    ),
     "z == z": lambda b, x, m: b(
         "Cast",
         b("Equal", *[b("MatMul", b("Log", b("Relu", m)), b.const(np.zeros((4, 4)), FLOAT))] * 2),
