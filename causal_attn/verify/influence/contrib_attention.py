@@ -16,7 +16,7 @@ from causal_attn.verify.influence.attention import (
     split_heads,
     written_mask,
 )
-from causal_attn.verify.influence.elementwise import add, merge, select
+from causal_attn.verify.influence.elementwise import add, merge, opaque, select
 from causal_attn.verify.influence.movement import (
     concat,
     drop_axes,
@@ -26,8 +26,9 @@ from causal_attn.verify.influence.movement import (
     transpose,
 )
 from causal_attn.verify.influence.products import matmul
+from causal_attn.verify.influence.reductions import join_axes
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.tensor import Array, Tensor
+from causal_attn.verify.influence.tensor import Array, Tensor, unknown
 
 __all__: list[str] = []
 
@@ -154,6 +155,7 @@ def _group_query(call: Call) -> list[Tensor]:
         value = slice_axis(packed, 2, (heads + kv_heads) * size, None)
     query = split_heads(query, heads)
     key, value = split_heads(key, kv_heads), split_heads(value, kv_heads)
+    query, key = _rotated(call, query), _rotated(call, key)
     if call.has(12) or call.attr("sliding_window_cache", 0):
         raise DataDependent("its cache is quantized, ragged or a sliding window")
     rows = query.shape[2]
@@ -172,7 +174,22 @@ def _group_query(call: Call) -> list[Tensor]:
             bias = concat([bias, call.constant(np.zeros(short), bias.dtype)], -1)
         masks.append(bias)
     output, _, weights = attend(call.mode, query, caches[0], caches[1], masks)
+    # How many tokens there are and what the sinks take is known as a rule; if not, all see it.
+    output, weights = (call.reached_by(item, 6, 11) for item in (output, weights))
     return [merge_heads(output), *caches, weights]
+
+
+def _rotated(call: Call, tensor: Tensor) -> Tensor:
+    """Queries or keys with what reaches the rotation; features of a token are mixed."""
+    if not call.attr("do_rotary", 0):
+        return tensor
+    parts = [join_axes(tensor, [tensor.rank - 1])]
+    if (positions := call.optional(9)) is not None:
+        if positions.shape != (tensor.shape[0], tensor.shape[2]):
+            return call.reached_by(parts[0], 7, 8, 9)
+        row = insert_axes(positions, [1, 3])
+        parts.append(unknown(row.shape, tensor.dtype, row.bits))
+    return call.reached_by(opaque(parts), 7, 8)
 
 
 def _written(call: Call, at: int, fresh: Tensor, totals: Array, rows: int) -> Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from causal_attn.verify.influence.graph import numpy_dtype
+from causal_attn.verify.influence.origin import POSITIVE
 from causal_attn.verify.influence.registry import MICROSOFT, Call, rule
 from causal_attn.verify.influence.tensor import (
     SMALLEST_OFFSET,
@@ -37,6 +38,9 @@ __all__ = [
 
 Binary = Callable[..., Array]
 Absorb = Callable[[Tensor, Tensor], tuple[Array, Array]]
+
+_SIGN = "a division by a zero that has the sign of data"
+_NARROW = ("float8", "float6", "float4")
 
 
 def underflow(dtype: np.dtype[np.generic]) -> float:
@@ -112,7 +116,8 @@ def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     rank = len(shape)
     c, a, b = (_lifted(tensor, rank) for tensor in (condition, a, b))
     truth = c.low.astype(bool)
-    equal = a.known & b.known & (a.low == b.low)
+    # Zeros of two signs are two values: a division tells them apart.
+    equal = a.known & b.known & (a.low == b.low) & (_negative(a.low) == _negative(b.low))
     known = np.where(c.known, np.where(truth, a.known, b.known), equal)
     low = np.where(c.known, np.where(truth, a.low, b.low), np.minimum(a.low, b.low))
     high = np.where(c.known, np.where(truth, a.high, b.high), np.maximum(a.high, b.high))
@@ -125,6 +130,9 @@ def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def cast(tensor: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     """Conversion; a mask constant that overflows becomes infinite, as it does at run time."""
+    if dtype.name.startswith(_NARROW):
+        # They saturate or not by an attribute and a kernel; only zero is the same for all.
+        return make(tensor.shape, dtype, tensor.bits, tensor.zero, np.zeros((), dtype))
     with np.errstate(all="ignore"):
         low = tensor.low.astype(dtype)
         high = low if tensor.high is tensor.low else tensor.high.astype(dtype)
@@ -209,6 +217,12 @@ def _zero_numerator(a: Tensor, b: Tensor) -> tuple[Array, Array]:
     return a.zero | (b.known & _isinf(b.low)), np.zeros((), a.dtype)
 
 
+def _negative(values: Array) -> Array:
+    if values.dtype.kind in "iub":
+        return np.zeros((), bool)
+    return np.signbit(values)
+
+
 def _isinf(values: Array) -> Array:
     return np.isinf(values) if values.dtype.kind not in "iub" else np.zeros((), bool)
 
@@ -239,12 +253,28 @@ def _sub(call: Call) -> list[Tensor]:
 
 @rule("Mul")
 def _mul(call: Call) -> list[Tensor]:
-    return [multiply(call.tensor(0), call.tensor(1))]
+    a, b = call.tensor(0), call.tensor(1)
+    result = multiply(a, b)
+    for zero, data, at in ((a, b, 1), (b, a, 0)):
+        if call.origins[at].wild:
+            where = _lifted(zero, result.rank).zero & ~_lifted(data, result.rank).known
+            result = call.doubted(result, where, at, "0 times what may be NaN")
+    return [result]
 
 
 @rule("Div")
 def _div(call: Call) -> list[Tensor]:
-    return [divide(call.tensor(0), call.tensor(1))]
+    a, b = call.tensor(0), call.tensor(1)
+    result = divide(a, b)
+    if a.dtype.kind in "iub":
+        return [result]
+    if call.origins[1].sign != POSITIVE or call.origins[1].wild:
+        where = _lifted(a, result.rank).zero & ~_lifted(b, result.rank).known
+        result = call.doubted(result, where, 1, "0 divided by what may be 0")
+    if call.origins[0].wild:
+        where = ~_lifted(a, result.rank).known & _lifted(b, result.rank).known & result.known
+        result = call.doubted(result, where, 0, "what may be infinite, by infinity")
+    return [call.doubted(result, _lifted(b, result.rank).zero, 1, _SIGN)]
 
 
 @rule("Mean")
@@ -260,12 +290,23 @@ def _where(call: Call) -> list[Tensor]:
 
 @rule("Cast")
 def _cast(call: Call) -> list[Tensor]:
-    return [cast(call.tensor(0), numpy_dtype(call.attr("to")))]
+    return [_observed(call, cast(call.tensor(0), numpy_dtype(call.attr("to"))))]
 
 
 @rule("CastLike")
 def _cast_like(call: Call) -> list[Tensor]:
-    return [cast(call.tensor(0), call.tensor(1).dtype)]
+    return [_observed(call, cast(call.tensor(0), call.tensor(1).dtype), 1)]
+
+
+def _observed(call: Call, result: Tensor, inputs: int | None = None) -> Tensor:
+    """`result`, in which NaN under a known value may show as another number."""
+    if result.dtype.kind not in "iub":
+        return result
+    for index in range(inputs if inputs is not None else len(call.inputs)):
+        if call.origins[index].wild:
+            where = call.tensor(index).known
+            result = call.doubted(result, where, index, "a number that may be NaN")
+    return result
 
 
 def _either(value: bool) -> Absorb:
@@ -290,6 +331,14 @@ def _power(a: Tensor, b: Tensor) -> tuple[Array, Array]:
     return b.zero, np.ones((), a.dtype)
 
 
+def _raised(a: Array, b: Array) -> Array:
+    # The result has the type of the base, but an exponent of 0.5 stays 0.5 for an integer base.
+    if a.dtype.kind in "iu" and b.dtype.kind not in "iub":
+        return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype))
+    result: Array = np.power(a, b.astype(a.dtype))
+    return result
+
+
 def _shift(call: Call) -> Binary:
     return np.left_shift if call.attr("direction") == "LEFT" else np.right_shift
 
@@ -308,14 +357,20 @@ _BINARY: dict[str, tuple[Binary, Absorb | None]] = {
     "LessOrEqual": (np.less_equal, None),
     "Max": (np.maximum, _extreme(1.0)),
     "Min": (np.minimum, _extreme(-1.0)),
-    "Pow": (lambda a, b: np.power(a, b.astype(a.dtype)), _power),
+    "Pow": (lambda a, b: _raised(a, b), _power),
 }
 
 
 @rule(*_BINARY)
 def _binary(call: Call) -> list[Tensor]:
     function, absorb = _BINARY[call.node.op]
-    return _fold(call, lambda a, b: merge(a, b, function, absorb))
+    (result,) = _fold(call, lambda a, b: merge(a, b, function, absorb))
+    if call.node.op == "Pow" and call.tensor(0).dtype.kind not in "iub":
+        base = _lifted(call.tensor(0), result.rank)
+        exponent = _lifted(call.tensor(1), result.rank)
+        where = base.zero & ~(exponent.known & (exponent.low >= 0))
+        result = call.doubted(result, where, 0, _SIGN)
+    return [_observed(call, result)]
 
 
 @rule("Mod")
@@ -351,7 +406,6 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "Erf": _erf,
     "Exp": np.exp,
     "Floor": np.floor,
-    "IsInf": np.isinf,
     "IsNaN": np.isnan,
     "Log": np.log,
     "Neg": np.negative,
@@ -368,7 +422,20 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "Tan": np.tan,
     "Tanh": np.tanh,
 }
-_TO_BOOL = {"IsInf", "IsNaN", "Not"}
+_TO_BOOL = {"IsNaN", "Not"}
+
+
+@rule("IsInf")
+def _is_inf(call: Call) -> list[Tensor]:
+    tensor = call.tensor(0)
+    found = np.zeros((), bool)
+    if call.attr("detect_negative", 1):
+        found = found | np.isneginf(tensor.low.astype(np.float64))
+    if call.attr("detect_positive", 1):
+        found = found | np.isposinf(tensor.low.astype(np.float64))
+    return [
+        _observed(call, make(tensor.shape, bool, tensor.bits, tensor.known, found & tensor.known))
+    ]
 
 
 @rule(*_UNARY)
@@ -379,7 +446,9 @@ def _unary(call: Call) -> list[Tensor]:
     with np.errstate(all="ignore"):
         low = np.asarray(_UNARY[op](tensor.low)).astype(dtype)
     low = np.where(tensor.known, low, np.zeros((), dtype))
-    result = make(tensor.shape, dtype, tensor.bits, tensor.known, low)
+    result = _observed(call, make(tensor.shape, dtype, tensor.bits, tensor.known, low))
+    if op == "Reciprocal":
+        result = call.doubted(result, tensor.zero, 0, _SIGN)
     if tensor.high is tensor.low and not tensor.low.any():
         return [result]
     if op == "Neg" and dtype.kind not in "iub":

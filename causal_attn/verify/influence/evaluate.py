@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.graph import Graph, Node, Reference
+from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
 from causal_attn.verify.influence.tensor import (
@@ -27,6 +28,7 @@ from causal_attn.verify.influence.tensor import (
 
 __all__ = ["Frame", "names_read"]
 
+_ORDERED = {"ArgMax", "ArgMin", "TopK"}
 _MOST_FOLDED = 1 << 22
 """Elements of known inputs above which an operator is not computed outright."""
 
@@ -44,6 +46,7 @@ class Frame:
         outer: Frame | None = None,
         opsets: Mapping[str, int] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        absent: Collection[str] = (),
     ) -> None:
         """Make the frame of a graph.
 
@@ -55,6 +58,7 @@ class Frame:
             outer: The frame around a body.
             opsets: Versions by domain; those of the model unless it is a function's body.
             attributes: Attributes of the node that calls the function.
+            absent: Inputs of the function that the node leaves out.
         """
         self.program = program
         self.mode = mode
@@ -63,6 +67,11 @@ class Frame:
         self.outer = outer
         self.opsets = opsets if opsets is not None else program.opsets
         self.attributes = attributes or {}
+        self.absent = frozenset(absent)
+        self.origins: dict[str, Origin] = {}
+        self._around = Origin((0,) * mode.words)
+        self._entered: list[Origin] | None = None
+        self._node: Node | None = None
 
     def lookup(self, name: str) -> Value:
         """The value of a name, here or around.
@@ -77,27 +86,74 @@ class Frame:
             frame = frame.outer
         raise PackageError(f"Every name must be written before it is read, got {name!r}.")
 
+    def origin(self, name: str) -> Origin:
+        """Where the value of a name comes from; nothing for an input that is left out."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.origins:
+                return frame.origins[name]
+            if name in frame.values:
+                return joined([of_value(frame.values[name]), frame._around], self.mode.words)
+            frame = frame.outer
+        return Origin((0,) * self.mode.words)
+
+    def given(self, name: str) -> Value | None:
+        """The value of an input of a node; ``None`` where it, or the function's, is left out."""
+        frame: Frame | None = self
+        while frame is not None and name not in frame.values:
+            if name in frame.absent:
+                return None
+            frame = frame.outer
+        return self.lookup(name) if name else None
+
     def run(self, graph: Graph) -> list[Value]:
         """Evaluate every node; the values of the outputs."""
         for name, stored in graph.stored.items():
             if name not in self.values:
                 self.values[name] = stored.tensor(self.mode.words)
+                self.origins[name] = of_value(self.values[name])
         for node in graph.nodes:
-            inputs = [self.lookup(name) if name else None for name in node.inputs]
+            inputs = [self.given(name) for name in node.inputs]
             outputs = self.evaluate(node, inputs, graph)
-            for name, value in zip(node.outputs, outputs, strict=False):
+            origins = self._origins_of(node, inputs, outputs)
+            for name, value, origin in zip(node.outputs, outputs, origins, strict=False):
                 if name:
                     self.values[name] = value
+                    self.origins[name] = origin
         return [self.lookup(name) for name in graph.outputs]
+
+    def _origins_of(
+        self, node: Node, inputs: Sequence[Value | None], outputs: Sequence[Value]
+    ) -> list[Origin]:
+        if self._entered is not None:
+            return self._entered
+        words = self.mode.words
+        bodies = [item for item in node.attributes.values() if isinstance(item, Graph)]
+        if bodies:
+            return [
+                joined([self._surroundings(node, bodies), of_value(value)], words)
+                for value in outputs
+            ]
+        origins = [self.origin(name) for name in node.inputs]
+        return [derive(node, inputs, origins, value, words) for value in outputs]
+
+    def _surroundings(self, node: Node, bodies: Sequence[Graph]) -> Origin:
+        """Origin of everything in the bodies of a node, whichever way they go."""
+        read = joined([self.origin(name) for name in names_read(node)], self.mode.words)
+        return Origin(read.reach, read.wild or any(partial(body) for body in bodies))
 
     def body(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
         """Evaluate a subgraph of a node in this frame."""
         frame = self._inner(dict(zip(graph.inputs, inputs, strict=False)))
+        if self._node is not None:
+            frame._around = self._surroundings(self._node, [graph])
         return frame.run(graph)
 
     def overridden(self, values: Mapping[str, Value]) -> Frame:
         """This frame with other values under some names."""
-        return self._inner(values)
+        frame = self._inner(values)
+        frame.origins = {name: self.origin(name) for name in values}
+        return frame
 
     def _inner(self, values: Mapping[str, Value]) -> Frame:
         return Frame(
@@ -111,13 +167,20 @@ class Frame:
         """The outputs of a node; joins everything and says so where no rule applies."""
         attributes = self._resolved(node)
         opset = self.opsets.get(node.domain, 1)
-        call = Call(node, list(inputs), opset, self, attributes)
+        self._entered, self._node = None, node
+        origins = [self.origin(name) for name in node.inputs]
+        call = Call(node, list(inputs), opset, self, attributes, origins)
         if any(isinstance(value, Unshaped) for value in inputs):
             return self._joined(call, None, graph)
         try:
-            function = self.program.functions.get((node.domain, node.op))
+            function = self.program.functions.get((node.domain, node.op, node.overload))
             if function is not None:
+                if (node.domain, node.op) in RULES or onnx.defs.has(node.op, node.domain):
+                    # A runtime that has a kernel for the operator does not enter the function.
+                    raise DataDependent("the model has its own function of this name")
                 return self._call(function, node, inputs, attributes)
+            if node.overload:
+                raise DataDependent(f"the model has no overload {node.overload!r} of it")
             return self._ruled(call, graph)
         except DataDependent as reason:
             return self._joined(call, f"{node}: {reason}", graph)
@@ -129,10 +192,13 @@ class Frame:
         node = call.node
         key = (node.domain, node.op)
         rule = RULES.get(key)
-        if (rule is None or key in FOLDED) and (folded := self._folded(call)) is not None:
-            return folded
+        made = rule is None and any(any(origin.reach) for origin in call.origins)
+        if (rule is None or key in FOLDED) and not made:
+            folded = self._folded(call)
+            if folded is not None:
+                return [self._ordered(call, value) for value in folded]
         if rule is not None:
-            return rule(call)
+            return [self._ordered(call, value) for value in rule(call)]
         if node.domain == "" and not any(isinstance(v, Sequenced) for v in call.inputs):
             tensors = [value if isinstance(value, Tensor) else None for value in call.inputs]
             proto = self._proto(call)
@@ -140,6 +206,15 @@ class Frame:
             if definition is not None:
                 return self._call(definition, node, call.inputs, call.attributes)
         return self._joined(call, f"{node}: no rule for this operator", graph)
+
+    def _ordered(self, call: Call, value: Value) -> Value:
+        """What an operator that compares elements says where one may be NaN under its zero."""
+        if call.node.op not in _ORDERED or not isinstance(value, Tensor):
+            return value
+        if not call.origins[0].wild:
+            return value
+        where = np.asarray(call.tensor(0).known.any())
+        return call.doubted(value, where, 0, "it compares a number that may be NaN")
 
     def _call(
         self,
@@ -157,12 +232,19 @@ class Frame:
         frame = Frame(
             self.program, self.mode, values=given, dims={},
             opsets=function.opsets, attributes={**defaults, **attributes},
+            absent=[name for name in function.body.inputs if name not in given],
         )  # fmt: skip
+        frame.origins = {
+            name: self.origin(source)
+            for name, source in zip(function.body.inputs, node.inputs, strict=False)
+        }
         wanted = len(node.outputs)
         body = function.body
         if wanted < len(body.outputs):
             body = Graph(body.name, body.inputs, body.outputs[:wanted], body.nodes, body.stored)
-        return frame.run(body)
+        results = frame.run(body)
+        self._entered = [frame.origin(name) for name in body.outputs]
+        return results
 
     def _resolved(self, node: Node) -> dict[str, Any]:
         resolved = {}
@@ -175,12 +257,17 @@ class Frame:
         return resolved
 
     def _proto(self, call: Call) -> NodeProto:
-        """The node with the attributes of the function around it filled in."""
+        """The node with what the function around it gives and leaves out filled in."""
         references = [item for item in call.node.proto.attribute if item.ref_attr_name]
-        if not references:
+        absent = [
+            at for at, value in enumerate(call.inputs) if value is None and call.node.inputs[at]
+        ]
+        if not references and not absent:
             return call.node.proto
         proto = NodeProto()
         proto.CopyFrom(call.node.proto)
+        for at in absent:
+            proto.input[at] = ""
         for item in references:
             proto.attribute.remove(item)
             if item.name in call.attributes:
@@ -228,7 +315,11 @@ class Frame:
         """Outputs that everything in the inputs reaches, marked with the cause of doubt."""
         words = [0] * self.mode.words
         for name in names_read(call.node):
-            for index, word in enumerate(join_words(self.lookup_or(name, call))):
+            value = self.lookup_or(name, call)
+            for index, word in enumerate(join_words(value) if value is not None else ()):
+                words[index] |= word
+            # An operator nobody knows may see what a known zero was made of.
+            for index, word in enumerate(self.origin(name).reach):
                 words[index] |= word
         if self.mode.optimistic:
             # Also behind such a node: without shapes, what joins there is not known to join.
@@ -238,12 +329,12 @@ class Frame:
             words[bit // 64] |= 1 << (bit % 64)
         return [self._shaped(name, words, call, graph) for name in call.node.outputs]
 
-    def lookup_or(self, name: str, call: Call) -> Value:
+    def lookup_or(self, name: str, call: Call) -> Value | None:
         """The value given to the call under `name`, else the one in the frame."""
         for given, value in zip(call.node.inputs, call.inputs, strict=False):
             if given == name and value is not None:
                 return value
-        return self.lookup(name)
+        return self.given(name)
 
     def _doubt_words(self) -> list[int]:
         masks = [0] * self.mode.words

@@ -40,6 +40,7 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     proto: NodeProto
+    overload: str = ""
 
     def __str__(self) -> str:
         """Operator and name, for a message."""
@@ -150,6 +151,7 @@ def read_nodes(nodes: Iterable[NodeProto], base_dir: Path | None) -> list[Node]:
             outputs=tuple(node.output),
             attributes=_attributes(node.attribute, base_dir),
             proto=node,
+            overload=node.overload,
         )
         for node in nodes
     ]
@@ -177,6 +179,11 @@ def _stored(proto: TensorProto, base_dir: Path | None) -> Stored:
     dtype = numpy_dtype(proto.data_type)
     shape = tuple(proto.dims)
     size = math.prod(shape)
+    if any(dim < 0 for dim in shape):
+        raise PackageError(
+            f"Stored tensors must have sizes >= 0, got {list(shape)} for {proto.name!r}. Export "
+            "the model again."
+        )
     if dtype.kind == "O":
         return Stored(shape, dtype, None)
     floating = _is_floating(dtype)

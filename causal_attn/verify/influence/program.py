@@ -32,7 +32,7 @@ class Program:
 
     graph: Graph
     opsets: dict[str, int]
-    functions: dict[tuple[str, str], Function]
+    functions: dict[tuple[str, str, str], Function]
     definitions: dict[tuple[str, bytes, tuple[bytes, ...]], Function | None] = field(
         default_factory=dict
     )
@@ -52,9 +52,20 @@ def read_program(model: ModelProto, base_dir: Path | None) -> Program:
     """Read a model.
 
     Raises:
-        PackageError: It has no graph, its opset is newer than the installed onnx, its nodes are
-            not in order, or its external data is missing.
+        PackageError: It has no graph, it is damaged, its opset is newer than the installed onnx,
+            its nodes are not in order, or its external data is missing.
     """
+    try:
+        return _read(model, base_dir)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # What protobuf and onnx raise at bytes that are no tensor, no text, no attribute.
+        raise PackageError(
+            f"The model must be whole, got one that cannot be read ({error}). Export it again, or "
+            "copy the file again."
+        ) from None
+
+
+def _read(model: ModelProto, base_dir: Path | None) -> Program:
     if not model.HasField("graph") or not model.graph.output:
         raise PackageError("The model must have a graph with outputs, got one without.")
     newest, asked = onnx.defs.onnx_opset_version(), _opsets(model.opset_import).get("", 1)
@@ -66,7 +77,7 @@ def read_program(model: ModelProto, base_dir: Path | None) -> Program:
     graph = read_graph(model.graph, base_dir)
     _check_order(graph)
     functions = {
-        (_domain(proto.domain), proto.name): _function(proto, base_dir)
+        (_domain(proto.domain), proto.name, proto.overload): _function(proto, base_dir)
         for proto in model.functions
     }
     return Program(graph, _opsets(model.opset_import), functions)

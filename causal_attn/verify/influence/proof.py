@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from causal_attn.certificate import Verdict
-from causal_attn.errors import InputError
+from causal_attn.errors import InputError, PackageError
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
 from causal_attn.verify.influence.program import Program, read_program
 from causal_attn.verify.influence.registry import Mode
 from causal_attn.verify.influence.result import Leak, Proof
-from causal_attn.verify.influence.tensor import Tensor, Value, join_words
+from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_words
 from causal_attn.verify.influence.trace import trace
 
 __all__ = ["LENGTHS", "prove"]
@@ -93,7 +93,7 @@ def prove(
 
     Raises:
         InputError: A name, axis or length is not one of this graph.
-        PackageError: The model cannot be read.
+        PackageError: The model cannot be read, or an output has no such axis.
     """
     axes = Axes(dict(tokens), dict(past_tokens or {}), dict(total_tokens or {}))
     program = read_program(model, Path(base_dir) if base_dir is not None else None)
@@ -167,6 +167,7 @@ def _evaluate(
     frame.run(graph)
     matrices, doubtful, leaks = {}, {}, {}
     for name, axis in claim.outputs.items():
+        _check_axis(name, frame.values[name], axis)
         matrix = _matrix(frame.values[name], axis, tokens, 64 * mode.words)
         rows = _row_positions(matrix.shape[0], tokens, past)
         matrices[name] = matrix[:, : mode.positions]
@@ -177,6 +178,16 @@ def _evaluate(
             # Nothing is known of its rows, not even how many: never surely causal or leaking.
             leaks[name] = np.full_like(matrices[name], not optimistic)
     return _Findings(frame, matrices, doubtful, leaks)
+
+
+def _check_axis(name: str, value: Value, axis: int) -> None:
+    rank = value.rank if isinstance(value, Tensor) else None
+    if isinstance(value, Sequenced) or (rank is not None and not -rank <= axis < rank):
+        found = "a sequence" if rank is None else f"a tensor of {rank} axes"
+        raise PackageError(
+            f"Output {name!r} must be a tensor with the token axis {axis}, got {found}. Name its "
+            "axis in `outputs`, or export the model again if it declares another shape."
+        )
 
 
 def _matrix(value: Value, axis: int, tokens: int, width: int) -> NDArray[np.bool_]:

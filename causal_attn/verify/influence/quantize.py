@@ -19,6 +19,7 @@ from causal_attn.verify.influence.elementwise import (
 )
 from causal_attn.verify.influence.graph import numpy_dtype
 from causal_attn.verify.influence.movement import concat, insert_axes, reshape, transpose
+from causal_attn.verify.influence.origin import POSITIVE
 from causal_attn.verify.influence.products import matmul
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
 from causal_attn.verify.influence.softmax import softmax
@@ -49,6 +50,10 @@ def quantize(
     # Zero over any scale is zero, so a known zero needs no known scale.
     zero_known = np.ones((), bool) if zero is None else zero.known
     known = data.known & (known_scale | (zero_known & (data.low == 0)))
+    if dtype.kind not in "iu":
+        # Narrow floats saturate or not by an attribute and a kernel; zero is zero for all.
+        known = data.zero & zero_known & (offset == 0)
+        return make(data.shape, dtype, joined.bits, known, np.zeros((), dtype))
     return make(data.shape, dtype, joined.bits, known, moved(data.low), moved(data.high))
 
 
@@ -97,14 +102,23 @@ def _quantize(call: Call) -> list[Tensor]:
         zero_point.dtype if zero_point else numpy_dtype(number) if number else np.dtype("uint8")
     )
     axis = call.attr("axis", 1)
-    return [quantize(call.tensor(0), call.tensor(1), zero_point, dtype, axis)]
+    data, scale = call.tensor(0), call.tensor(1)
+    result = quantize(data, scale, zero_point, dtype, axis)
+    if call.origins[0].wild:
+        result = call.doubted(result, data.known, 0, "a number that may be NaN")
+    if call.origins[1].wild or call.origins[1].sign != POSITIVE:
+        result = call.doubted(result, result.known, 1, "0 divided by what may be 0")
+    return [result]
 
 
 @rule("DequantizeLinear")
 @rule("DequantizeLinear", domain=MICROSOFT)
 def _dequantize(call: Call) -> list[Tensor]:
     axis = call.attr("axis", 1)
-    return [dequantize(call.tensor(0), call.tensor(1), call.optional(2), axis)]
+    result = dequantize(call.tensor(0), call.tensor(1), call.optional(2), axis)
+    if call.origins[1].wild:
+        result = call.doubted(result, result.known, 1, "0 times what may be NaN")
+    return [result]
 
 
 @rule("DynamicQuantizeLinear", fold=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from causal_attn.verify.influence.graph import Graph, Node
+from causal_attn.verify.influence.origin import Origin
 from causal_attn.verify.influence.tensor import (
     Array,
     Sequenced,
@@ -16,6 +17,8 @@ from causal_attn.verify.influence.tensor import (
     Value,
     constant,
     join_words,
+    lift,
+    make,
     no_bits,
     unknown,
 )
@@ -116,6 +119,7 @@ class Call:
     opset: int
     scope: Scope
     attributes: dict[str, Any] = field(default_factory=dict)
+    origins: Sequence[Origin] = ()
 
     @property
     def mode(self) -> Mode:
@@ -179,6 +183,31 @@ class Call:
         for words in reached:
             bits = [plane | np.uint64(word) for plane, word in zip(bits, words, strict=True)]
         return unknown(result.shape, result.dtype, bits)
+
+    def doubted(self, result: Tensor, where: Array, index: int, reason: str) -> Tensor:
+        """`result`, not known where what was dropped from the input at `index` may show.
+
+        Args:
+            result: What the rule says.
+            where: Plane of the elements in question.
+            index: The input.
+            reason: What may show.
+        """
+        reach = self.origins[index].reach
+        if self.mode.optimistic or not where.any() or not any(reach):
+            return result
+        words = list(reach)
+        bit = self.mode.doubt(f"{self.node}: {reason}")
+        words[bit // 64] |= 1 << (bit % 64)
+        where = lift(where, result.rank)
+        known = result.known & ~where
+        bits = [
+            np.where(where, plane | np.uint64(word), plane)
+            for plane, word in zip(result.bits, words, strict=True)
+        ]
+        nothing = np.zeros((), result.dtype)
+        low, high = (np.where(where, nothing, end) for end in (result.low, result.high))
+        return make(result.shape, result.dtype, bits, known, low, high)
 
     def silent(self, shape: Sequence[int], dtype: Any) -> Tensor:
         """Values nobody knows and no input reaches."""

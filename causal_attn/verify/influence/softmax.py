@@ -9,11 +9,13 @@ was replaced by the constant there is no ``s_m`` and the bound is twice as large
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from causal_attn.verify.influence.elementwise import add, underflow
 from causal_attn.verify.influence.movement import reshape
-from causal_attn.verify.influence.registry import MICROSOFT, Call, Mode, rule
+from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, Mode, rule
 from causal_attn.verify.influence.tensor import Array, Tensor, expand, make, reduce_bits
 
 __all__ = ["hidden_scores", "softmax"]
@@ -63,29 +65,25 @@ def softmax(mode: Mode, scores: Tensor, axis: int, *, log: bool = False, empty: 
     return make(scores.shape, scores.dtype, bits, hidden, low)
 
 
-@rule("Softmax", "LogSoftmax")
+@rule("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(call: Call) -> list[Tensor]:
     scores = call.tensor(0)
-    log = call.node.op == "LogSoftmax"
+    op = call.node.op
     axis = call.attr("axis", -1 if call.opset >= 13 else 1)
-    if call.opset < 13 and axis % scores.rank != scores.rank - 1:
+    if not -scores.rank <= axis < scores.rank:
+        raise DataDependent(f"its axis {axis} is not one of {scores.rank}")
+    axis %= scores.rank
+    rows = scores
+    if call.opset < 13 and axis != scores.rank - 1:
         # Older opsets flatten to a matrix first and normalize its rows.
-        axis %= scores.rank
-        flat = reshape(
-            scores,
-            (
-                int(np.prod(scores.shape[:axis])),
-                -(-scores.size // max(1, int(np.prod(scores.shape[:axis])))),
-            ),
-        )
-        return [reshape(softmax(call.mode, flat, 1, log=log, empty=np.nan), scores.shape)]
-    return [softmax(call.mode, scores, axis, log=log, empty=np.nan)]
-
-
-@rule("Hardmax")
-def _hardmax(call: Call) -> list[Tensor]:
-    scores = call.tensor(0)
-    return [softmax(call.mode, scores, call.attr("axis", -1), empty=np.nan)]
+        rows = reshape(scores, (math.prod(scores.shape[:axis]), math.prod(scores.shape[axis:])))
+        axis = 1
+    weights = softmax(call.mode, rows, axis, log=op == "LogSoftmax", empty=np.nan)
+    if op == "Hardmax":
+        # A row of nothing but -inf has its 1 somewhere; no row is NaN.
+        known = weights.known & ~np.isnan(weights.low)
+        weights = make(rows.shape, rows.dtype, weights.bits, known, np.zeros(()))
+    return [reshape(weights, scores.shape)]
 
 
 @rule("BiasSoftmax", domain=MICROSOFT)

@@ -33,6 +33,7 @@ __all__ = [
     "Tensor",
     "Unshaped",
     "Value",
+    "Words",
     "apply",
     "broadcast_words",
     "compress",
@@ -232,7 +233,8 @@ def join_words(value: Value) -> Words:
         words: Words = ()
         for item in value.items:
             item_words = join_words(item)
-            words = tuple(a | b for a, b in zip(words, item_words, strict=True)) or item_words
+            pairs = zip(words or (0,) * len(item_words), item_words, strict=True)
+            words = tuple(a | b for a, b in pairs) or words
         return words
     if value.size == 0:
         return (0,) * len(value.bits)
