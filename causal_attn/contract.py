@@ -54,7 +54,8 @@ class Contract:
         outputs: In the order of the graph.
         form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or several joined by ``+`` for
             a graph that switches between them by the number of tokens; ``captured`` for a user's
-            module all of whose attention was kept as it was written.
+            module all of whose attention was kept as it was written; ``foreign`` for a model of
+            others, whose interface `causal_attn.verify` found.
         opset: Version of the default ONNX domain.
         spec: The attention, if there is one for the whole graph; ``None`` for a user's module.
         tokens: Name of the dim along which the graph is causal.
