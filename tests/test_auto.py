@@ -13,7 +13,7 @@ import torch
 from causal_attn.certificate import Verdict
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, UsageError
-from causal_attn.export import export
+from causal_attn.export import auto, export
 from causal_attn.export.auto import (
     LONGEST_SWITCH,
     MEASURE_LENGTHS,
@@ -166,7 +166,23 @@ def test_a_branch_that_is_wrong_does_not_get_through(tmp_path: Path) -> None:
     assert report.exit_code == 1
 
 
-def test_measured_figures_are_in_the_contract(tmp_path: Path) -> None:
+def test_a_busy_machine_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_load", lambda: 64.0)
+    monkeypatch.setattr(auto, "_cores", lambda: 4)
+    package = export(
+        AttentionSpec(), tmp_path / "package", return_weights=False, lengths=(1, 2, 5)
+    )
+    contract = package.variants[0].contract
+    assert contract.form == "attention+blocked"
+    assert contract.choice["rule"] == (
+        "fixed table: the machine was busy, at a load of 64.0 on 4 cores"
+    )
+
+
+def test_measured_figures_are_in_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "_load", lambda: 0.1)
     package = export(
         AttentionSpec(num_heads=2, head_dim=8),
         tmp_path / "package",
