@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from causal_attn.errors import PackageError, SpecError
+from causal_attn.release import OLDEST
 from causal_attn.spec import AttentionSpec
 from causal_attn.strict_json import parse_json, shown
 
@@ -64,6 +66,7 @@ class Contract:
             tokens. For a user's module also ``captured``: how many attention calls became the op
             (``attend``), and why the others did not (``kept``: reason to number of calls). Empty
             if there is nothing to say.
+        onnxruntime: ``major.minor`` of the oldest ONNX Runtime that runs the graph.
     """
 
     inputs: tuple[TensorContract, ...]
@@ -73,6 +76,7 @@ class Contract:
     spec: AttentionSpec | None = None
     tokens: str = "tokens"
     choice: Mapping[str, Any] = field(default_factory=dict)
+    onnxruntime: str = OLDEST
 
     def to_json(self) -> str:
         """Indented JSON with sorted keys, the text of ``contract.json``.
@@ -89,6 +93,7 @@ class Contract:
             "spec": None if self.spec is None else self.spec.to_dict(),
             "tokens": self.tokens,
             "choice": dict(self.choice),
+            "onnxruntime": self.onnxruntime,
         }
         try:
             return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -108,6 +113,7 @@ class Contract:
                 f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}."
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
+        known |= {"onnxruntime"}
         if set(values) != known:
             raise PackageError(
                 f"The contract must have exactly the fields {sorted(known)}, got "
@@ -129,6 +135,11 @@ class Contract:
                 )
         if not isinstance(values["choice"], dict):
             raise PackageError(f"`choice` must be an object, got {shown(values['choice'])}.")
+        oldest = values["onnxruntime"]
+        if not isinstance(oldest, str) or not re.fullmatch(r"\d{1,4}\.\d{1,4}", oldest, re.ASCII):
+            raise PackageError(
+                f"`onnxruntime` must be the oldest release as 'major.minor', got {shown(oldest)}."
+            )
         return cls(
             inputs=_tensors("inputs", values["inputs"]),
             outputs=_tensors("outputs", values["outputs"]),
@@ -137,6 +148,7 @@ class Contract:
             spec=spec,
             tokens=values["tokens"],
             choice=values["choice"],
+            onnxruntime=oldest,
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from causal_attn.provider import Provider
+from causal_attn.release import release
 from causal_attn.wheels import ORT_WHEELS, conflict, install_command, version_of
 
 __all__ = ["OLDEST_ORT", "Diagnosis", "Problem", "Task", "diagnose"]
@@ -145,7 +146,7 @@ def _runtime_problems(versions: Mapping[str, str], trouble: str) -> list[Problem
                 command=f"pip install --force-reinstall --no-deps {wheel}",
             )
         ]
-    if _release(versions[wheel]) < OLDEST_ORT:
+    if release(versions[wheel]) < OLDEST_ORT:
         oldest = ".".join(map(str, OLDEST_ORT))
         return [
             Problem(
@@ -184,9 +185,3 @@ def _extra_problems(versions: Mapping[str, str]) -> list[Problem]:
 
 def _nvidia_device() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """``1.24.1+cu12`` as ``(1, 24)``; what is not a number counts as the newest."""
-    parts = version.split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 1 << 30 for part in parts)

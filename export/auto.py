@@ -230,7 +230,8 @@ def fixed_choice(usable: Mapping[str, Form], provider: Provider) -> Choice:
     rule = "fixed table, not measured"
     if provider is Provider.CPU and "blocked" in usable:
         short = usable.get("attention", FORMS["decomposed"])
-        return Choice(forms=(short, usable["blocked"]), last=(128,), reason={"rule": rule})
+        last = 256 if "attention" in usable else 128
+        return Choice(forms=(short, usable["blocked"]), last=(last,), reason={"rule": rule})
     return Choice(forms=(FORMS["decomposed"],), reason={"rule": rule})
 
 

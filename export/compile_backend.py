@@ -37,6 +37,7 @@ from causal_attn.export.compile_graph import Plan, guard_lengths, plan_graph
 from causal_attn.export.compile_record import GraphReport, compile_report, record
 from causal_attn.export.forms import choose_form
 from causal_attn.export.lower import lower, save_model, tensor_contracts
+from causal_attn.export.oldest import oldest_onnxruntime
 from causal_attn.export.quiet import ExportLog
 from causal_attn.export.sdpa import attention_calls
 from causal_attn.provider import Provider
@@ -209,6 +210,7 @@ def _compile(
             outputs=tensor_contracts(model.graph.outputs),
             form=facts.get("form", "captured"),
             opset=opset,
+            onnxruntime=oldest_onnxruntime(model),
         )
         write_metadata(file, {CONTRACT_KEY: contract.to_json()})
         # There is no certificate yet: the check comes next.

@@ -15,6 +15,7 @@ from causal_attn.digest import CONTRACT_KEY, model_digest, write_metadata
 from causal_attn.errors import CheckError, EngineError, PackageError
 from causal_attn.export.choice import Choice
 from causal_attn.export.lower import lower, save_model, tensor_contracts
+from causal_attn.export.oldest import oldest_onnxruntime
 from causal_attn.export.oracle import baseline, oracle
 from causal_attn.export.quiet import ExportLog
 from causal_attn.export.sdpa import attention_calls
@@ -62,6 +63,7 @@ def write_graph(
         opset=opset,
         spec=target.spec,
         choice=reason,
+        onnxruntime=oldest_onnxruntime(model),
     )
     write_metadata(file, {CONTRACT_KEY: contract.to_json()})
     return file, contract

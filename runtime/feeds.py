@@ -25,6 +25,9 @@ _C_CONTIGUOUS = 0x0001
 _ALIGNED = 0x0100
 _PLAIN_MEMORY = _C_CONTIGUOUS | _ALIGNED
 
+_MOST_KNOWN = 256
+"""Combinations of shapes that are remembered: a service has few, a growing cache ever new ones."""
+
 
 class _InputRule:
     """One input's contract, taken apart once so that a call compares integers."""
@@ -55,13 +58,15 @@ class FeedCheck:
     Args:
         contract: Of the model; its dtypes must be numpy's.
 
-    Safe to call from many threads: it keeps nothing of a call.
+    Safe to call from many threads: of a call it keeps nothing but shapes that were right, in one
+    set whose methods are atomic.
     """
 
     def __init__(self, contract: Contract) -> None:
         self._rules = [_InputRule(tensor) for tensor in contract.inputs]
         self._names = tuple(tensor.name for tensor in contract.inputs)
         self._name_set = frozenset(self._names)
+        self._known: set[tuple[tuple[int, ...], ...]] = set()
 
     def bind(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The feed of positional `arrays`, in the order of the contract, and `named` ones.
@@ -94,6 +99,8 @@ class FeedCheck:
     def _checked(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
         if feeds.keys() != self._name_set:
             self._refuse_names(feeds)
+        if self._is_known(feeds):
+            return feeds
         sizes: dict[str, int] = {}
         for rule in self._rules:
             array = feeds[rule.name]
@@ -119,7 +126,24 @@ class FeedCheck:
         for rule in self._rules:
             for axis, expression in rule.expressions:
                 _check_expression(rule, axis, expression, feeds[rule.name].shape, sizes)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(tuple([feeds[name].shape for name in self._names]))
         return feeds
+
+    def _is_known(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether everything is right because these shapes were: half the time of looking."""
+        shapes = []
+        for rule in self._rules:
+            array = feeds[rule.name]
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not rule.dtype
+                or array.flags.num & _PLAIN_MEMORY != _PLAIN_MEMORY
+            ):
+                return False
+            shapes.append(array.shape)
+        return tuple(shapes) in self._known
 
     def _refuse_names(self, feeds: Mapping[str, Any]) -> NoReturn:
         missing = [name for name in self._names if name not in feeds]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
 from causal_attn.provider import Provider
+from causal_attn.release import release
 from causal_attn.runtime.engine import (
     InferenceSession,
     SessionOptions,
+    installed_version,
     open_engine,
     preload_libraries,
 )
@@ -117,6 +119,7 @@ def open_variant(
     """
     wanted = require_provider(provider)
     _refuse_foreign_dtypes(variant.contract)
+    _refuse_old_engine(variant.contract)
     engine, placement = _placed_engine(
         variant,
         wanted,
@@ -180,6 +183,16 @@ def _refuse_foreign_dtypes(contract: Contract) -> None:
                 f"bfloat16 for `{tensor.name}`, which ONNX Runtime does not take from Python. "
                 "Export it with dtype float16 or float32."
             )
+
+
+def _refuse_old_engine(contract: Contract) -> None:
+    installed, oldest = installed_version(), contract.onnxruntime
+    if release(installed) < release(oldest):
+        raise EngineError(
+            f"`path` must be a model that ONNX Runtime {installed} runs, got one that needs "
+            f"{oldest} or newer: older ones may end the process. Upgrade it, or export the model "
+            "in a form that runs here."
+        )
 
 
 def _placed_engine(

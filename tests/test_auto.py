@@ -32,6 +32,7 @@ from causal_attn.verify.oracle import run_spec
 from causal_attn.verify.parity import compare
 
 CPU = Provider.CPU
+OP = "GroupQueryAttention"
 
 
 def choice_of(**times: list[float]) -> tuple[str, tuple[int, ...]]:
@@ -73,7 +74,7 @@ def test_the_table_is_fixed_and_needs_no_measuring() -> None:
         choice = fixed_choice(usable, provider)
         return choice.name, choice.last
 
-    assert fixed(AttentionSpec(), CPU) == ("attention+blocked", (128,))
+    assert fixed(AttentionSpec(), CPU) == ("attention+blocked", (256,))
     assert fixed(AttentionSpec(window=8), CPU) == ("decomposed+blocked", (128,))
     assert fixed(AttentionSpec(), Provider.CUDA) == ("decomposed", ())
 
@@ -129,14 +130,14 @@ def test_a_graph_that_switches_is_right_on_both_sides(tmp_path: Path) -> None:
     variant = package.variants[0]
     assert variant.contract.form == "attention+blocked"
     assert variant.contract.choice["rule"] == "fixed table, not measured"
-    assert switch_lengths(variant.contract) == (128, 129)
+    assert switch_lengths(variant.contract) == (256, 257)
     assert variant.certificate is not None
     assert variant.certificate.verdict is Verdict.CONDITIONAL
     parity = next(check for check in variant.certificate.checks if check.name == "parity")
-    assert "129 tokens" in parity.detail
+    assert "257 tokens" in parity.detail
     random = np.random.default_rng(0)
     with load(path) as session:
-        for tokens in (1, 127, 128, 129, 130):
+        for tokens in (1, 255, 256, 257, 258):
             sizes = {"tokens": tokens, "batch": 2, "features": 16, "past_tokens": 3}
             feeds = Feeder(contract=session.contract).make(sizes, random)
             oracle = run_spec(spec, {n: a.astype(np.float64) for n, a in feeds.items()})
@@ -160,6 +161,24 @@ def test_a_branch_that_is_wrong_does_not_get_through(tmp_path: Path) -> None:
     body = next(a.g for a in scan.attribute if a.name == "body")
     attention = next(node for node in body.node if node.op_type == "Attention")
     del attention.input[3]
+    lone = tmp_path / "broken.onnx"
+    onnx.save(proto, lone)
+    report = verify(lone, lengths=(1, 2, 5))
+    assert report.exit_code == 1
+
+
+def test_blocks_that_see_their_future_do_not_get_through(tmp_path: Path) -> None:
+    path = tmp_path / "package"
+    spec = AttentionSpec(num_heads=2, head_dim=8)
+    export(spec, path, form="blocked", return_weights=False, lengths=(1, 2))
+    proto = onnx.load(next(path.rglob("model.onnx")))
+    graph = proto.graph
+    while grouped := [node for node in graph.node if node.op_type in ("Scan", OP)]:
+        node = grouped[0]
+        if node.op_type == OP:
+            node.attribute.append(onnx.helper.make_attribute("causal", 0))
+            break
+        graph = next(a.g for a in node.attribute if a.name == "body")
     lone = tmp_path / "broken.onnx"
     onnx.save(proto, lone)
     report = verify(lone, lengths=(1, 2, 5))

@@ -93,6 +93,11 @@ TENSOR = {"name": "q", "dtype": "float32", "dims": [1]}
         (("opset",), [None, True, "18", 18.0, 0, -1, 10**9, []], "`opset` must be an integer"),
         (("choice",), [None, 1, [], "x"], "`choice` must be an object"),
         (
+            ("onnxruntime",),
+            [None, 1.31, "", "1", "1.31.0", ">=1.31", "1.31\n", "\u0661.3", [1, 31]],
+            "`onnxruntime` must be the oldest release",
+        ),
+        (
             ("spec",),
             [1, [], "x", {"x": 1}, {"scale": -1}, {"cache": 1}],
             "contract's spec is wrong",

@@ -140,11 +140,3 @@ def test_it_works_where_something_does_not_import(blocked: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("version", "release"),
-    [("1.24.1", (1, 24)), ("1.9.0+cu12", (1, 9)), ("2.dev1", (2, 1 << 30)), ("3", (3,))],
-)
-def test_releases_compare_as_numbers(version: str, release: tuple[int, ...]) -> None:
-    assert doctor._release(version) == release

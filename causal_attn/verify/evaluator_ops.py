@@ -75,7 +75,8 @@ class GroupQueryAttention(OpRun):
     """Causal attention with a cache and, if asked for, rotary embedding inside.
 
     Query ``[batch, tokens, heads * size]`` or packed with key and value; the past
-    ``[batch, kv_heads, past, size]`` is full up to ``seqlens_k + 1 - tokens``.
+    ``[batch, kv_heads, past, size]`` is full up to ``seqlens_k + 1 - tokens``; up to
+    ``seqlens_k + 1`` where new keys and values are of no token. Of sinks only those of ``-inf``.
     """
 
     op_domain = MICROSOFT
@@ -91,6 +92,9 @@ class GroupQueryAttention(OpRun):
         total_sequence_length: Array | None = None,
         cos_cache: Array | None = None,
         sin_cache: Array | None = None,
+        position_ids: Array | None = None,
+        attention_bias: Array | None = None,
+        head_sink: Array | None = None,
         *others: Array | None,
         num_heads: int = 0,
         kv_num_heads: int = 0,
@@ -99,8 +103,12 @@ class GroupQueryAttention(OpRun):
         local_window_size: int | None = None,
         do_rotary: int | None = None,
         rotary_interleaved: int | None = None,
+        causal: int | None = None,
         **unknown: Any,
     ) -> tuple[Array, Array, Array]:
+        others = (position_ids, attention_bias, *others)
+        if head_sink is not None and not np.isneginf(head_sink).all():
+            others = (head_sink, *others)
         if seqlens_k is None or any(item is not None for item in others) or any(unknown.values()):
             raise NotImplementedError("GroupQueryAttention with options that are not known here")
         batch, tokens = query.shape[:2]
@@ -126,10 +134,12 @@ class GroupQueryAttention(OpRun):
                 )
             if past_key is not None and past_value is not None:
                 keys[row, :, :held], values[row, :, :held] = past_key[row], past_value[row]
-            keys[row, :, places], values[row, :, places] = (
-                np.moveaxis(part, 1, 0) for part in (k_row, v[row])
-            )
-            visible = np.arange(room)[None, :] <= places[:, None]
+            if k.shape[2]:
+                keys[row, :, places], values[row, :, places] = (
+                    np.moveaxis(part, 1, 0) for part in (k_row, v[row])
+                )
+            last = places if causal is None or causal else np.full_like(places, places[-1])
+            visible = np.arange(room)[None, :] <= last[:, None]
             if local_window_size is not None and local_window_size > 0:
                 visible &= np.arange(room)[None, :] > places[:, None] - local_window_size
             factor = scale or 1 / np.sqrt(q.shape[3])

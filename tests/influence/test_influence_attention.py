@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from influence_graphs import Builder, Dims, single
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from causal_attn.certificate import Verdict
 from causal_attn.verify.influence import Proof, prove
@@ -227,6 +227,68 @@ def test_group_query_attention(past: int, packed: bool) -> None:
     proof = grouped_proof(grouped(packed=packed), lengths=[5], past=past, known=known)
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(proof.outputs["y"], np.tri(5, past + 5, k=past, dtype=bool))
+
+
+def grouped_node(model: ModelProto) -> NodeProto:
+    nodes: list[NodeProto] = [*model.graph.node]
+    return next(node for node in nodes if node.op_type == "GroupQueryAttention")
+
+
+def test_group_query_attention_that_is_not_causal() -> None:
+    model = grouped()
+    grouped_node(model).attribute.append(helper.make_attribute("causal", 0))
+    proof = grouped_proof(model, lengths=[5], known={"seqlens_k": np.array([4]), "total": 5})
+    assert proof.verdict is Verdict.NOT_CAUSAL
+
+
+@pytest.mark.parametrize(("at", "shape"), [(14, [8]), (15, [8]), (16, [1])])
+def test_group_query_attention_with_inputs_that_change_the_queries(
+    at: int, shape: list[int]
+) -> None:
+    model = grouped()
+    node = grouped_node(model)
+    node.input.extend([*[""] * (at - len(node.input)), "extra"])
+    value = np.ones(shape, np.int32 if at == 16 else np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(value, "extra"))
+    proof = grouped_proof(model, lengths=[5], known={"seqlens_k": np.array([4]), "total": 5})
+    assert proof.verdict is Verdict.UNDECIDED
+
+
+def shared_cache(total: int) -> Proof:
+    """Queries in the third and fourth of five places, all of which the past holds."""
+    b = Builder()
+    x = b.input("x", [1, "tokens", 16])
+    query = b("Slice", x, *(b.const([at], np.int64) for at in (2, 4, 1)))
+    past = b("Unsqueeze", x, b.const([1], np.int64))
+    none = b.const(np.zeros((1, 0, 16)), np.float32)
+    ends = [b.const([total - 1], np.int32), b.const(total, np.int32)]
+    sink = ["", "", "", "", b.const([-np.inf], np.float32)]
+    y = b("GroupQueryAttention", query, none, none, past, past, *ends, *sink, domain=MICROSOFT,
+          num_heads=1, kv_num_heads=1)  # fmt: skip
+    before, after = (
+        b("Slice", x, *(b.const([at], np.int64) for at in (start, end, 1)))
+        for start, end in ((0, 2), (4, 5))
+    )
+    padded = b("Concat", before, y, after, axis=1)
+    return prove(b.model({"y": padded}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[5])
+
+
+def test_a_shared_cache_holds_the_keys_of_the_queries() -> None:
+    proof = shared_cache(4)
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+    assert np.array_equal(proof.outputs["y"][2:4], np.tri(2, 5, k=2, dtype=bool))
+
+
+def test_a_shared_cache_with_a_total_too_large_leaks() -> None:
+    proof = shared_cache(5)
+    assert proof.verdict is Verdict.NOT_CAUSAL
+    assert proof.leak is not None
+    assert proof.leak.query == 2
+
+
+@pytest.mark.parametrize("total", [1, 6])
+def test_a_shared_cache_without_room_is_undecided(total: int) -> None:
+    assert shared_cache(total).verdict is Verdict.UNDECIDED
 
 
 def test_group_query_attention_window_counts_the_token_itself() -> None:

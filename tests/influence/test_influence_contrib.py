@@ -65,6 +65,17 @@ NODES: dict[str, tuple[str, list[Array | None], int, dict[str, Any]]] = {
         [some(1, 1, 32), some(1, 1, 16), some(1, 1, 16), some(1, 2, 2, 8), some(1, 2, 2, 8),
          np.array([2], np.int32), np.array(3, np.int32)],
         3, {"num_heads": 4, "kv_num_heads": 2}),
+    "grouped, not causal": (
+        "GroupQueryAttention",
+        [some(1, 3, 32), some(1, 3, 16), some(1, 3, 16), None, None,
+         np.array([2], np.int32), np.array(3, np.int32)],
+        3, {"num_heads": 4, "kv_num_heads": 2, "causal": 0}),
+    "grouped, shared cache": (
+        "GroupQueryAttention",
+        [some(1, 2, 32), some(1, 0, 16), some(1, 0, 16), some(1, 2, 5, 8), some(1, 2, 5, 8),
+         np.array([3], np.int32), np.array(4, np.int32), None, None, None, None,
+         np.full(4, -np.inf, np.float32)],
+        1, {"num_heads": 4, "kv_num_heads": 2}),
     "packed weights": (
         "Attention", [some(1, 3, 8), some(8, 24), some(24)], 1,
         {"num_heads": 2, "unidirectional": 1}),

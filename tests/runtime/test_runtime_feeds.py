@@ -27,9 +27,12 @@ SIGNATURE = (
 )
 
 
-@pytest.fixture
-def session(attention: Path) -> Iterator[Session]:
+@pytest.fixture(params=["first call", "later call"])
+def session(request: pytest.FixtureRequest, attention: Path, qkv: Arrays) -> Iterator[Session]:
+    """A later call is one at shapes that were right before."""
     with load(attention) as opened:
+        if request.param == "later call":
+            opened(*qkv)
         yield opened
 
 
@@ -224,6 +227,13 @@ def test_a_dim_that_is_a_sum_is_checked() -> None:
         "3 in [1, 3]."
     ):
         check.check(cached_feed(tokens=3, past=4, mask=3))
+
+
+def test_shapes_that_were_right_are_remembered_up_to_a_limit(qkv: Arrays) -> None:
+    check = FeedCheck(attention_contract())
+    for tokens in (*range(1, 400), 1):
+        check.bind(tuple(np.zeros((2, 3, tokens, 4), np.float32) for _ in qkv), {})
+        assert 0 < len(check._known) <= 256
 
 
 def test_an_empty_past_is_legal() -> None:

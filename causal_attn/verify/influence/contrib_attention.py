@@ -158,13 +158,19 @@ def _group_query(call: Call) -> list[Tensor]:
     query, key = _rotated(call, query), _rotated(call, key)
     if call.has(12) or call.attr("sliding_window_cache", 0):
         raise DataDependent("its cache is quantized, ragged or a sliding window")
+    if any(call.has(at) for at in (14, 15, 16)):
+        raise DataDependent("its queries are normalized or padded inside")
     rows = query.shape[2]
     totals = call.values(5).reshape(-1) + 1
     caches = [_written(call, at, fresh, totals, rows) for at, fresh in ((3, key), (4, value))]
     columns = np.arange(caches[0].shape[2]).reshape(1, 1, 1, -1)
     places = np.arange(rows).reshape(1, 1, -1, 1) + (totals - rows).reshape(-1, 1, 1, 1)
     allowed = columns <= places
+    if not call.attr("causal", 1):
+        allowed = (columns < totals.reshape(-1, 1, 1, 1)) & (places >= 0)
     window = call.attr("local_window_size", -1)
+    if not window:
+        raise DataDependent("its window is 0 tokens wide")
     if window > 0:
         allowed &= columns > places - window
     masks = [written_mask(allowed, -np.inf, query)]
@@ -193,8 +199,17 @@ def _rotated(call: Call, tensor: Tensor) -> Tensor:
 
 
 def _written(call: Call, at: int, fresh: Tensor, totals: Array, rows: int) -> Tensor:
-    """The cache with the new rows at the end of what it holds, row by row of the batch."""
+    """The cache with the new rows at the end of what it holds, row by row of the batch.
+
+    Keys and values of no token are "shared KV": the cache holds those of the queries too.
+    """
     cache = call.optional(at)
+    if cache is not None and not fresh.shape[2]:
+        if (most := int(totals.max(initial=0))) > cache.shape[2]:
+            raise DataDependent(f"`seqlens_k` says {most} tokens for a cache of {cache.shape[2]}")
+        if int(totals.min(initial=rows)) < rows:
+            raise DataDependent(f"`seqlens_k` says fewer tokens than its {rows} queries")
+        return cache
     held = cache.shape[2] if cache is not None else 0
     capacity = max(held, int(totals.max(initial=0)))
     results = []
