@@ -306,9 +306,12 @@ def bench(
         Path | None, typer.Option(help="A package; default: exported on the spot.")
     ] = None,
     form: Annotated[str, typer.Option(help="Of the export on the spot.")] = "auto",
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Beside torch, each form alone; nothing else.")
+    ] = False,
     cache: Annotated[
-        str, typer.Option(help="The same, to decode: dynamic or static.")
-    ] = "dynamic",
+        str, typer.Option(help="Of the export, to decode: static or dynamic.")
+    ] = "static",
     provider: ProviderFlag = "cpu",
     rounds: Annotated[int, typer.Option(help="Turns of each system in each case.")] = 7,
     plot: Annotated[Path | None, typer.Option(help="Draw time and ratios to this PNG.")] = None,
@@ -319,7 +322,7 @@ def bench(
     Without a part or a shape, all parts run on their standing grid, which takes minutes; a shape
     alone means --prefill. Exit code 3: nothing could be measured.
     """
-    from causal_attn.bench import SYSTEMS, make_plan, run_bench
+    from causal_attn.bench import FORM_SYSTEMS, SYSTEMS, make_plan, run_bench
     from causal_attn.bench.plot import draw_bench
     from causal_attn.bench.table import bench_tables
 
@@ -327,11 +330,16 @@ def bench(
         prefill=prefill, decode=decode, memory=memory, tokens=_parse_lengths(tokens), batch=batch,
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,
     )  # fmt: skip
+    if forms and system:
+        raise UsageError("`--forms` must be given without `--system`, got both.")
+    systems = system or list(SYSTEMS)
+    if forms:
+        systems = [*list(SYSTEMS)[:2], *FORM_SYSTEMS]
     with _progress() as on_progress:
         report = run_bench(
             plan.cases,
             memory=plan.memory,
-            systems=system or list(SYSTEMS),
+            systems=systems,
             provider=provider,
             package=package,
             form=form,

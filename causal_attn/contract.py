@@ -15,7 +15,7 @@ from causal_attn.strict_json import parse_json, shown
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 
-SCHEMA = "causal_attn.contract/1"
+SCHEMA = "causal_attn.contract/2"
 
 DTYPES = (
     "float16", "bfloat16", "float32", "float64",
@@ -110,7 +110,8 @@ class Contract:
         values = parse_json(text, "The contract")
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise PackageError(
-                f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}."
+                f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}. "
+                "Export the model again with this version, or use the version that wrote it."
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
         known |= {"onnxruntime"}

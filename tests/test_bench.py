@@ -77,6 +77,7 @@ def report() -> Report:
         memory=PREFILL[:1],
         systems=FAST,
         form="attention",
+        cache="dynamic",
         rounds=2,
         turn_seconds=0.002,
     )
@@ -255,6 +256,35 @@ def test_system_that_cannot_run_is_skipped_in_words(monkeypatch: pytest.MonkeyPa
     done = [step for step, _, _ in seen]
     assert done == sorted(set(done))
     assert seen[-1][0] == seen[-1][1] - 1
+
+
+def test_forms_run_alone_and_those_that_cannot_are_named(package: Path) -> None:
+    found = run_bench(
+        [*PREFILL[:1]],
+        systems=[OURS, BASELINE, "attention", "gqa"],
+        package=package,
+        rounds=2,
+        turn_seconds=0.002,
+    )
+    assert list(found.cases[0].rounds) == [OURS, BASELINE, "attention", "gqa"]
+    best = found.cases[0].behind_best_form()
+    assert best is not None
+    assert best[0] in {"attention", "gqa"}
+    assert "of the best form alone" in str(list(bench_tables(found))[1])
+    refused = run_bench([DECODE], systems=[BASELINE, "attention"], rounds=1, turn_seconds=0.002)
+    assert "cache of fixed capacity" in refused.skipped[f"attention, {DECODE.model}"]
+    assert refused.cases[0].behind_best_form() is None
+
+
+def test_the_best_form_is_the_fastest_alone() -> None:
+    rounds = {OURS: [2.0, 2.2, 2.4], "attention": [2.0, 2.0, 2.0], "blocked": [9.0, 9.0, 9.0]}
+    result = CaseResult(case=PREFILL[0], rounds=rounds, limit_rates=[1.0])
+    assert result.behind_best_form() == ("attention", pytest.approx(1.1))
+
+
+def test_command_line_takes_forms_or_systems() -> None:
+    result = CliRunner().invoke(app, ["bench", "--forms", "--system", OURS])
+    assert isinstance(result.exception, UsageError)
 
 
 def test_a_cache_of_fixed_capacity_is_written_in_place(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ TENSOR = {"name": "q", "dtype": "float32", "dims": [1]}
 @pytest.mark.parametrize(
     ("path", "values", "message"),
     [
-        (("schema",), [None, 1, "causal_attn.contract/2", [SCHEMA]], "JSON object with schema"),
+        (("schema",), [None, 1, "causal_attn.contract/1", [SCHEMA]], "JSON object with schema"),
         (("extra",), [1], "exactly the fields"),
         (("inputs",), [None, {}, [], "q", 1], "`inputs` must be a non-empty list"),
         (("outputs",), [None, {}, [], "q", 1], "`outputs` must be a non-empty list"),

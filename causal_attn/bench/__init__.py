@@ -11,6 +11,6 @@ from causal_attn.bench.cases import Case, Mode
 from causal_attn.bench.driver import run_bench
 from causal_attn.bench.plan import Plan, make_plan
 from causal_attn.bench.report import Report
-from causal_attn.bench.systems import SYSTEMS
+from causal_attn.bench.systems import FORM_SYSTEMS, SYSTEMS
 
-__all__ = ["SYSTEMS", "Case", "Mode", "Plan", "Report", "make_plan", "run_bench"]
+__all__ = ["FORM_SYSTEMS", "SYSTEMS", "Case", "Mode", "Plan", "Report", "make_plan", "run_bench"]

@@ -18,7 +18,14 @@ from causal_attn.bench.load import BUSY_SHARE, busy_seconds
 from causal_attn.bench.machine import describe_machine
 from causal_attn.bench.process import Worker, WorkerFailed
 from causal_attn.bench.report import CaseResult, MemoryResult, Report
-from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, require_system
+from causal_attn.bench.systems import (
+    BASELINE,
+    FORM_SYSTEMS,
+    OURS,
+    PLAIN,
+    SYSTEMS,
+    require_system,
+)
 from causal_attn.bench.worker import EXPORTER, LIMIT
 from causal_attn.errors import CheckError, UsageError
 from causal_attn.package import open_model, read_package
@@ -44,7 +51,7 @@ def run_bench(
     provider: str | Provider = Provider.CPU,
     package: str | Path | None = None,
     form: str = "auto",
-    cache: str = "dynamic",
+    cache: str = "static",
     rounds: int = 7,
     turn_seconds: float = 0.2,
     on_progress: Progress = lambda done, total, words: None,
@@ -58,11 +65,13 @@ def run_bench(
     Args:
         cases: What to run, in this order; short ones first keeps memory of long ones out of them.
         memory: Cases to measure added peak memory on, each in a fresh process.
-        systems: Out of `SYSTEMS`. Ratios need ``torch``.
+        systems: Out of `SYSTEMS`, or forms, exported on the spot and run alone. Ratios need
+            ``torch``.
         provider: What all of them run on; ``cuda`` puts torch on the GPU.
         package: A package of ours; default: exported on the spot, one a family of cases.
         form: Of the package exported on the spot.
-        cache: Of the package exported on the spot for a decode step: ``dynamic`` or ``static``.
+        cache: Of a package exported on the spot for a decode step: ``static``, bound and written
+            in place as torch's is, or ``dynamic``, which every step copies.
         rounds: Turns of each system in each case.
         turn_seconds: Length of a turn after its warm-up; one call at least, however long.
         on_progress: Called with steps done, steps in all, and the step under way.
@@ -98,7 +107,8 @@ def run_bench(
             "Run one at a time."
         )
     turns = (rounds + 1) * (len(systems) + 1)
-    total = 2 * len(models) + turns * len(cases) + len(systems) * len(memory)
+    alone = sum(name in FORM_SYSTEMS for name in systems)
+    total = (2 + alone) * len(models) + turns * len(cases) + len(systems) * len(memory)
     with _Run(chosen, systems, on_progress, total) as run:
         run.write_models(models, package, form, cache)
         measured = [run.measure(case, rounds, turn_seconds) for case in cases]
@@ -175,6 +185,17 @@ class _Run:
                 elif OURS in self._systems and package is not None:
                     self.packages[model] = _described(Path(package), self._provider)
                     self._files[OURS, model] = Path(package).absolute()
+                for name in filter(FORM_SYSTEMS.__contains__, self._systems):
+                    self._step(f"export and check {name}: {model}")
+                    path = folder / f"{name}-{number}"
+                    try:
+                        exporter.ask(
+                            "package", case=case.to_dict(), path=str(path), form=name, cache=cache
+                        )
+                    except UsageError as error:
+                        self.skipped[f"{name}, {model}"] = str(error)
+                    else:
+                        self._files[name, model] = path
                 self._step(f"torch.onnx.export: {model}")
                 if PLAIN in self._systems:
                     path = folder / f"plain-{number}.onnx"

@@ -23,6 +23,10 @@ _STYLES = {
     BASELINE: (INK, "s"),
     "torch.compile": ("#009e73", "^"),
     "torch.onnx": ("#d55e00", "D"),
+    "decomposed": ("#cc79a7", "v"),
+    "attention": ("#e69f00", "^"),
+    "gqa": ("#009e73", "D"),
+    "blocked": ("#56b4e9", "P"),
 }
 _GREY = "#8a8a8a"
 _TITLE: dict[str, Any] = {"fontsize": 10, "color": INK, "loc": "left"}
@@ -156,7 +160,7 @@ def _draw_ratios(axes: Axes, results: list[CaseResult]) -> None:
 
 def _styles(results: list[CaseResult]) -> dict[str, tuple[str, str]]:
     systems = dict.fromkeys(name for result in results for name in result.rounds)
-    return {name: _STYLES.get(name, ("#cc79a7", "v")) for name in systems}
+    return {name: _STYLES[name] for name in systems}
 
 
 def _finish(axes: Axes, lengths: list[int]) -> None:

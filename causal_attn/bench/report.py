@@ -11,7 +11,7 @@ import numpy as np
 
 from causal_attn.bench.cases import Case
 from causal_attn.bench.limits import LIMIT_UNITS, limit_seconds
-from causal_attn.bench.systems import BASELINE
+from causal_attn.bench.systems import BASELINE, FORM_SYSTEMS, OURS
 
 __all__ = ["SCHEMA", "CaseResult", "MemoryResult", "Report", "Spread"]
 
@@ -68,6 +68,15 @@ class CaseResult:
         pairs = zip(self.rounds[BASELINE], self.rounds[system], strict=True)
         return Spread.of([theirs / ours for theirs, ours in pairs])
 
+    def behind_best_form(self) -> tuple[str, float] | None:
+        """The fastest form that was run alone, and how many times as long `OURS` took."""
+        forms = [name for name in self.rounds if name in FORM_SYSTEMS]
+        if not forms or OURS not in self.rounds:
+            return None
+        best = min(forms, key=lambda name: self.seconds(name).median)
+        pairs = zip(self.rounds[OURS], self.rounds[best], strict=True)
+        return best, Spread.of([ours / theirs for ours, theirs in pairs]).median
+
     @property
     def limit_rate(self) -> float:
         """The best that was seen: the machine can do that much."""
@@ -103,6 +112,7 @@ class CaseResult:
                 "seconds": self.limit,
             },
             "systems": systems,
+            "behind_best_form": self.behind_best_form(),
             "elsewhere": self.elsewhere,
         }
 

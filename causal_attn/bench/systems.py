@@ -22,7 +22,7 @@ from causal_attn.provider import Provider
 if TYPE_CHECKING:
     from causal_attn.runtime import Binding
 
-__all__ = ["BASELINE", "OURS", "PLAIN", "SYSTEMS", "System", "require_system"]
+__all__ = ["BASELINE", "FORM_SYSTEMS", "OURS", "PLAIN", "SYSTEMS", "System", "require_system"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -255,6 +255,11 @@ SYSTEMS: Mapping[str, type[System]] = {
 }
 """By the name that tables, plots and ``--system`` use."""
 
+FORM_SYSTEMS: Mapping[str, type[System]] = dict.fromkeys(
+    ("decomposed", "attention", "gqa", "blocked"), PackageSystem
+)
+"""A package of ours in one form alone: what ``form="auto"`` chose among."""
+
 
 def require_system(name: str) -> type[System]:
     """The system called `name`.
@@ -262,9 +267,10 @@ def require_system(name: str) -> type[System]:
     Raises:
         UsageError: There is none; the message lists those there are.
     """
-    if name not in SYSTEMS:
-        raise UsageError(f"`systems` must be out of {list(SYSTEMS)}, got {name!r}.")
-    return SYSTEMS[name]
+    known = {**SYSTEMS, **FORM_SYSTEMS}
+    if name not in known:
+        raise UsageError(f"`systems` must be out of {list(known)}, got {name!r}.")
+    return known[name]
 
 
 def _require_model(model: Path | None) -> Path:

@@ -10,7 +10,7 @@ from rich.text import Text
 from causal_attn.bench.cases import Mode
 from causal_attn.bench.load import BUSY_SHARE
 from causal_attn.bench.report import CaseResult, Report
-from causal_attn.bench.systems import BASELINE
+from causal_attn.bench.systems import BASELINE, OURS
 
 __all__ = ["bench_tables", "in_time_units"]
 
@@ -22,6 +22,13 @@ def bench_tables(report: Report) -> Iterator[Table | Text]:
         yield _family_table(family, results, means[family])
     if report.memory:
         yield _memory_table(report)
+    behind = [(*found, result) for result in report.cases if (found := result.behind_best_form())]
+    if behind:
+        form, times, result = max(behind, key=lambda one: one[1])
+        yield Text(
+            f"At worst {OURS} takes {times:.2f} x the time of the best form alone: {form} for "
+            f"{result.case.title}."
+        )
     for what, why in report.skipped.items():
         yield Text(f"not measured: {what}: {why}", style="yellow")
     busy = [result for result in report.cases if (result.elsewhere or 0) > BUSY_SHARE]

@@ -27,7 +27,7 @@ from causal_attn.bench.cases import Case
 from causal_attn.bench.exporter import export_package, export_plain
 from causal_attn.bench.limits import LimitProbe
 from causal_attn.bench.memory import added_peak_bytes, resident_bytes
-from causal_attn.bench.systems import SYSTEMS, System
+from causal_attn.bench.systems import System, require_system
 from causal_attn.bench.turn import measure_turn
 from causal_attn.provider import Provider
 
@@ -60,7 +60,7 @@ def main(name: str, provider: str) -> None:
 
 class _SystemServer:
     def __init__(self, name: str, provider: Provider) -> None:
-        self._system: System = SYSTEMS[name](provider)
+        self._system: System = require_system(name)(provider)
         self._grouped = provider.device == "gpu"
         self._released = True
 
