@@ -4,8 +4,9 @@ Two thread pools in one process spoil each other's figures, since threads that w
 model that is compared gets a process with nothing but ONNX Runtime in it, and they take turns.
 
 One request a line on stdin, ``{"sizes": {"tokens": 64, …}, "seconds": 0.05}``; one reply a line on
-stdout, the milliseconds of the fastest call within that time. The first request at new sizes makes
-the inputs and warms up.
+stdout: ``{"ms": 0.1}``, the milliseconds of the fastest call within that time, or
+``{"error": "…"}`` where the model does not run at these sizes. The first request at new sizes
+makes the inputs and warms up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from causal_attn.errors import EngineError
+from causal_attn.errors import CausalAttnError, EngineError
 
 __all__ = ["Stopwatch"]
 
@@ -45,7 +46,8 @@ class Stopwatch:
         """Milliseconds of the fastest call at `sizes`; calls go on for `seconds`, at least one.
 
         Raises:
-            EngineError: The process ended; the message holds its last words.
+            EngineError: The model does not run at `sizes`, or the process ended; the message holds
+                its last words.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -59,7 +61,10 @@ class Stopwatch:
             _, words = self._process.communicate()
             last = (words.strip().splitlines() or ["nothing"])[-1]
             raise EngineError(f"The process that times a model must answer, got: {last}")
-        return float(reply)
+        answer = json.loads(reply)
+        if "error" in answer:
+            raise EngineError(answer["error"])
+        return float(answer["ms"])
 
     def close(self) -> None:
         """End the process. A second call does nothing."""
@@ -85,6 +90,10 @@ def _serve(model: str, provider: str) -> None:
     from causal_attn.runtime import load
     from causal_attn.verify.feeds import Feeder
 
+    def answer(values: Mapping[str, Any]) -> None:
+        sys.stdout.write(json.dumps(values) + "\n")
+        sys.stdout.flush()
+
     made: dict[str, Any] = {}
     with load(model, provider, accept="unverified") as session:
         for line in sys.stdin:
@@ -92,8 +101,12 @@ def _serve(model: str, provider: str) -> None:
             sizes, seconds = request["sizes"], request["seconds"]
             if made.get("sizes") != sizes:
                 feeds = Feeder(contract=session.contract).make(sizes, np.random.default_rng(0))
+                try:
+                    session.run(feeds)
+                except CausalAttnError as error:
+                    answer({"error": str(error)})
+                    continue
                 made = {"sizes": sizes, "feeds": feeds}
-                session.run(feeds)
             fastest, end = float("inf"), time.perf_counter() + seconds
             while True:
                 start = time.perf_counter()
@@ -102,8 +115,7 @@ def _serve(model: str, provider: str) -> None:
                 fastest = min(fastest, now - start)
                 if now >= end:
                     break
-            sys.stdout.write(f"{fastest * 1e3}\n")
-            sys.stdout.flush()
+            answer({"ms": fastest * 1e3})
 
 
 if __name__ == "__main__":

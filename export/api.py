@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from causal_attn.certificate import Certificate
 from causal_attn.contract import Contract
 from causal_attn.errors import ProviderError, UsageError
-from causal_attn.export.auto import MEASURE_LENGTHS, Measuring, choose
+from causal_attn.export.auto import Measuring, choose
 from causal_attn.export.capture import capture
 from causal_attn.export.choice import Choice
 from causal_attn.export.forms import choose_form
 from causal_attn.export.graph_file import check_graph, write_graph
+from causal_attn.export.measure import MEASURE_LENGTHS
 from causal_attn.export.quiet import ExportLog
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.package import Package, VariantSource, write_package
@@ -126,7 +127,12 @@ def export(
                     opset,
                     return_weights=return_weights,
                     measuring=Measuring(
-                        program, folder / f"measured-{provider}", measure_lengths, log, on_step
+                        program=program,
+                        folder=folder / f"measured-{provider}",
+                        lengths=measure_lengths,
+                        longest_check=max(lengths, default=1),
+                        log=log,
+                        on_step=on_step,
                     )
                     if measure and judge is provider
                     else None,

@@ -9,19 +9,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import Tensor, nn
 
 from causal_attn.certificate import Verdict
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, UsageError
-from causal_attn.export import auto, export
-from causal_attn.export.auto import (
-    LONGEST_SWITCH,
-    MEASURE_LENGTHS,
-    candidates,
-    fixed_choice,
-    measured_choice,
-)
+from causal_attn.export import export, measure
+from causal_attn.export.auto import candidates, fixed_choice
 from causal_attn.export.forms import FORMS
+from causal_attn.export.measure import LONGEST_SWITCH, MEASURE_LENGTHS, measured_choice
 from causal_attn.provider import Provider
 from causal_attn.runtime import load
 from causal_attn.spec import AttentionSpec, CacheKind
@@ -185,9 +181,74 @@ def test_blocks_that_see_their_future_do_not_get_through(tmp_path: Path) -> None
     assert report.exit_code == 1
 
 
+class Layer(nn.Module):
+    """Attention over embeddings with a table of 48 positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(10, 16), nn.Embedding(48, 16)
+        self.project = nn.Linear(16, 48)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1])
+        x = self.project(self.words(input_ids) + self.places(places))
+        q, k, v = x.unflatten(-1, (6, 8)).transpose(1, 2).chunk(3, dim=1)
+        output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return output.transpose(1, 2).flatten(2)
+
+
+class Words(nn.Module):
+    """No attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        output: Tensor = self.words(input_ids)
+        return output
+
+
+def export_layer(path: Path, module: nn.Module) -> Contract:
+    ids = torch.randint(0, 10, (1, 5))
+    package = export(
+        module, path, example_inputs=[ids], measure_lengths=(4, 32, 64), lengths=(1, 2, 5)
+    )
+    return package.variants[0].contract
+
+
+def test_a_module_gets_the_one_form_that_is_best_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "load", lambda: 0.1)
+    contract = export_layer(tmp_path / "package", Layer())
+    figures = contract.choice["milliseconds"]
+    assert contract.form in figures
+    assert set(figures) | set(contract.choice["refused"]) == set(FORMS)
+    # Of the lengths asked for, 64 is behind its table of positions.
+    assert all(set(by_length) == {"4", "32"} for by_length in figures.values())
+    with load(tmp_path / "package") as session:
+        assert session(np.array([[1, 2, 3]]))[0].shape == (1, 3, 16)
+
+
+def test_a_module_without_attention_that_was_captured_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "load", lambda: 0.1)
+    monkeypatch.setattr(measure, "time_models", None)
+    contract = export_layer(tmp_path / "package", Words())
+    assert contract.choice["rule"] == "decomposed runs on every provider"
+
+
+def test_a_module_on_a_busy_machine_is_decomposed(tmp_path: Path) -> None:
+    contract = export_layer(tmp_path / "package", Layer())
+    assert contract.form == "decomposed"
+    assert contract.choice["rule"].startswith("fixed table: the machine was busy")
+
+
 def test_a_busy_machine_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_load", lambda: 64.0)
-    monkeypatch.setattr(auto, "_cores", lambda: 4)
+    monkeypatch.setattr(measure, "load", lambda: 64.0)
+    monkeypatch.setattr(measure, "cores", lambda: 4)
     package = export(
         AttentionSpec(), tmp_path / "package", return_weights=False, lengths=(1, 2, 5)
     )
@@ -201,7 +262,7 @@ def test_a_busy_machine_is_not_measured(tmp_path: Path, monkeypatch: pytest.Monk
 def test_measured_figures_are_in_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto, "_load", lambda: 0.1)
+    monkeypatch.setattr(measure, "load", lambda: 0.1)
     package = export(
         AttentionSpec(num_heads=2, head_dim=8),
         tmp_path / "package",

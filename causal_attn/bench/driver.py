@@ -27,7 +27,7 @@ from causal_attn.bench.systems import (
     require_system,
 )
 from causal_attn.bench.worker import EXPORTER, LIMIT
-from causal_attn.errors import CheckError, UsageError
+from causal_attn.errors import CheckError, EngineError, UsageError
 from causal_attn.package import open_model, read_package
 from causal_attn.provider import Provider
 from causal_attn.runtime.providers import require_provider
@@ -145,6 +145,7 @@ class _Run:
         self._systems = systems
         self._progress, self._done, self._total = on_progress, 0, total
         self._workers: dict[str, Worker] = {}
+        self._pids: dict[str, int] = {}
         self._files: dict[tuple[str, str], Path] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="causal_attn-")
 
@@ -161,7 +162,7 @@ class _Run:
         self._folder.cleanup()
 
     def pids(self) -> dict[str, int]:
-        return {name: worker.pid for name, worker in self._workers.items()}
+        return dict(self._pids)
 
     def close_workers(self) -> None:
         for worker in self._workers.values():
@@ -219,7 +220,15 @@ class _Run:
             shift = number % len(ready) if ready else 0
             for name in (*ready[shift:], *ready[:shift]):
                 self._step(f"{name}: {case.title}")
-                answer, share = self._quietest_turn(name, number + 1, turn_seconds)
+                try:
+                    answer, share = self._quietest_turn(name, number + 1, turn_seconds)
+                except EngineError as error:
+                    if name == LIMIT or self._worker(name).runs():
+                        raise
+                    self._lose(name, case, error)
+                    ready.remove(name)
+                    seconds.pop(name, None)
+                    continue
                 if share is not None:
                     elsewhere.append(share)
                 if name == LIMIT:
@@ -268,7 +277,7 @@ class _Run:
                 try:
                     worker.ask("prepare", case=case.to_dict(), model=self._file(name, case))
                     added[name] = worker.ask("memory", seed=1, warm_up=16)["added_bytes"]
-                except WorkerFailed as error:
+                except (WorkerFailed, EngineError) as error:
                     self.skipped[f"memory of {name}, {case.title}"] = str(error)
         return MemoryResult(case=case, added_bytes=added)
 
@@ -284,6 +293,16 @@ class _Run:
         except WorkerFailed as error:
             self.skipped[f"{name}, {case.title}"] = str(error)
             return None
+        except EngineError as error:
+            if self._worker(name).runs():
+                raise
+            self._lose(name, case, error)
+            return None
+
+    def _lose(self, name: str, case: Case, error: EngineError) -> None:
+        """A process has ended, such as for want of memory: the next case gets a new one."""
+        self._workers.pop(name).close()
+        self.skipped[f"{name}, {case.title}"] = str(error)
 
     def _file(self, name: str, case: Case) -> str | None:
         path = self._files.get((name, case.model))
@@ -292,6 +311,7 @@ class _Run:
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
             self._workers[name] = Worker(name, self._provider)
+            self._pids[name] = self._workers[name].pid
         return self._workers[name]
 
     def _step(self, words: str) -> None:

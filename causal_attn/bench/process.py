@@ -71,6 +71,10 @@ class Worker:
         """Of the process."""
         return self._process.pid
 
+    def runs(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """The answer to one request; the process runs only meanwhile.
 
