@@ -197,16 +197,18 @@ class Layer(nn.Module):
         return output.transpose(1, 2).flatten(2)
 
 
-class Words(nn.Module):
-    """No attention."""
+class WrittenByHand(nn.Module):
+    """Attention that stays as it is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(10, 16)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        output: Tensor = self.words(input_ids)
-        return output
+        x: Tensor = self.words(input_ids)
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        scores = (x @ x.transpose(1, 2)).masked_fill(future, -torch.inf)
+        return scores.softmax(-1) @ x
 
 
 def export_layer(path: Path, module: nn.Module) -> Contract:
@@ -236,7 +238,7 @@ def test_a_module_without_attention_that_was_captured_is_not_measured(
 ) -> None:
     monkeypatch.setattr(measure, "load", lambda: 0.1)
     monkeypatch.setattr(measure, "time_models", None)
-    contract = export_layer(tmp_path / "package", Words())
+    contract = export_layer(tmp_path / "package", WrittenByHand())
     assert contract.choice["rule"] == "decomposed runs on every provider"
 
 
