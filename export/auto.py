@@ -175,13 +175,13 @@ def candidates(
 def fixed_choice(usable: Mapping[str, Form], provider: Provider) -> Choice:
     """The choice without measuring; the same on every machine.
 
-    From these ratios to torch SDPA, two Zen 4 cores, 16 heads of 64, float32: at 16, 64, 128, 256,
-    512, 1,024 and 2,048 tokens ``attention`` has 2.8, 2.3, 2.0, 1.4, 1.1, 0.7, 0.5 and ``blocked``
-    0.5, 0.8, 1.0, 1.0, 1.5, 1.2, 1.2.
+    From these ratios to torch SDPA, two Zen 4 cores, 16 heads of 64, float32: at 64, 128, 192,
+    256, 512, 1,024 and 2,048 tokens ``attention`` has 2.0, 1.9, 1.7, 1.3, 1.1, 0.7, 0.5 and
+    ``blocked`` 0.8, 1.1, 1.3, 1.4, 1.7, 1.2, 1.2.
     """
     rule = "fixed table, not measured"
     if provider is Provider.CPU and "blocked" in usable:
         short = usable.get("attention", FORMS["decomposed"])
-        last = 256 if "attention" in usable else 128
+        last = 192 if "attention" in usable else 128
         return Choice(forms=(short, usable["blocked"]), last=(last,), reason={"rule": rule})
     return Choice(forms=(FORMS["decomposed"],), reason={"rule": rule})

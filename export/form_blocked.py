@@ -57,18 +57,23 @@ def _lower(
         key = present_key = torch.cat([past_key, key], dim=-2)
         value = present_value = torch.cat([past_value, value], dim=-2)
     if (step := _heads_of_a_step(query, key, value, least_heads)) is not None:
-        name, attributes = (
-            "GroupedBlocks",
-            {
-                "num_heads": step * query.shape[1] // key.shape[1],
-                "kv_num_heads": step,
-                # 0 is the op's own word for the default scale, and for no softcap.
-                "scale": float(scale or 0),
-                "softcap": float(softcap or 0),
-            },
-        )
+        heads, kv_heads = query.shape[1], key.shape[1]
+        name = "Grouped"
+        # 0 is the op's own word for the default scale, and for no softcap.
+        attributes = {
+            "num_heads": heads,
+            "kv_num_heads": kv_heads,
+            "scale": float(scale or 0),
+            "softcap": float(softcap or 0),
+        }
+        if step < kv_heads:
+            name += "Stepped"
+            attributes["step_num_heads"] = step * heads // kv_heads
+            attributes["step_kv_num_heads"] = step
         if window is not None:
-            name, attributes["local_window_size"] = "GroupedWindowBlocks", window
+            name += "Window"
+            attributes["local_window_size"] = window
+        name += "Blocks"
     else:
         name, attributes = (
             "Blocks",
@@ -128,8 +133,10 @@ def blocked(least_heads: int = LEAST_HEADS) -> Form:
         narrow=NARROW_ATTENTION,
         refuse=_refuse,
         functions=(
-            blocks_of_gqa("GroupedBlocks", window=False),
-            blocks_of_gqa("GroupedWindowBlocks", window=True),
+            blocks_of_gqa("GroupedBlocks", window=False, stepped=False),
+            blocks_of_gqa("GroupedWindowBlocks", window=True, stepped=False),
+            blocks_of_gqa("GroupedSteppedBlocks", window=False, stepped=True),
+            blocks_of_gqa("GroupedSteppedWindowBlocks", window=True, stepped=True),
             blocks_of_attention(
                 "Blocks", "window, least_heads, softcap", "softcap: float = @softcap"
             ),

@@ -70,7 +70,7 @@ def test_the_table_is_fixed_and_needs_no_measuring() -> None:
         choice = fixed_choice(usable, provider)
         return choice.name, choice.last
 
-    assert fixed(AttentionSpec(), CPU) == ("attention+blocked", (256,))
+    assert fixed(AttentionSpec(), CPU) == ("attention+blocked", (192,))
     assert fixed(AttentionSpec(window=8), CPU) == ("decomposed+blocked", (128,))
     assert fixed(AttentionSpec(), Provider.CUDA) == ("decomposed", ())
 
@@ -126,14 +126,14 @@ def test_a_graph_that_switches_is_right_on_both_sides(tmp_path: Path) -> None:
     variant = package.variants[0]
     assert variant.contract.form == "attention+blocked"
     assert variant.contract.choice["rule"] == "fixed table, not measured"
-    assert switch_lengths(variant.contract) == (256, 257)
+    assert switch_lengths(variant.contract) == (192, 193)
     assert variant.certificate is not None
     assert variant.certificate.verdict is Verdict.CONDITIONAL
     parity = next(check for check in variant.certificate.checks if check.name == "parity")
-    assert "257 tokens" in parity.detail
+    assert "193 tokens" in parity.detail
     random = np.random.default_rng(0)
     with load(path) as session:
-        for tokens in (1, 255, 256, 257, 258):
+        for tokens in (1, 191, 192, 193, 194):
             sizes = {"tokens": tokens, "batch": 2, "features": 16, "past_tokens": 3}
             feeds = Feeder(contract=session.contract).make(sizes, random)
             oracle = run_spec(spec, {n: a.astype(np.float64) for n, a in feeds.items()})
