@@ -11,4 +11,4 @@ OLDEST = "1.24"
 def release(version: str) -> tuple[int, ...]:
     """``1.24.1+cu12`` as ``(1, 24)``; what is not a number counts as the newest."""
     parts = version.split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 1 << 30 for part in parts)
+    return tuple(int(part) if part.isdecimal() else 1 << 30 for part in parts)

@@ -66,6 +66,10 @@ class Stopwatch:
             raise EngineError(answer["error"])
         return float(answer["ms"])
 
+    def runs(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process. A second call does nothing."""
         if self._process.poll() is None:

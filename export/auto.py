@@ -150,6 +150,9 @@ def _measured(
     times = measure.time_models(
         passed, inputs, target.spec, provider, measuring.lengths, measuring.on_step
     )
+    if not any(times.values()):
+        rule = f"decomposed, not measured: nothing runs at {list(measuring.lengths)} tokens"
+        return Choice(forms=(FORMS["decomposed"],), reason={"rule": rule, "refused": refused})
     most = len(passed) if target.spec is not None else 1
     choice = measure.measured_choice(usable, times, provider, refused, most_forms=most)
     return replace(choice, reason={**choice.reason, "cores": cores, "load": load})

@@ -14,7 +14,10 @@ from torch import Tensor
 from causal_attn.provider import Provider
 from causal_attn.spec import AttentionSpec, CacheKind
 
-__all__ = ["Form", "Lowering", "Refusal", "nothing"]
+__all__ = ["LONGEST_WINDOW", "Form", "Lowering", "Refusal", "nothing"]
+
+LONGEST_WINDOW = (1 << 31) - 1
+"""That `GroupQueryAttention` takes as it is."""
 
 Lowering = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 """A function with the arguments and results of `causal_attn.operator.attend`."""

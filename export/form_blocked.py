@@ -19,7 +19,7 @@ from torch import Tensor
 from causal_attn.errors import UsageError
 from causal_attn.export.blocked_attention import LEAST_HEADS, UNLIMITED, blocks_of_attention
 from causal_attn.export.blocked_gqa import OLDEST_ONNXRUNTIME, blocks_of_gqa
-from causal_attn.export.form import Form
+from causal_attn.export.form import LONGEST_WINDOW, Form
 from causal_attn.export.form_attention import NARROW_ATTENTION
 from causal_attn.provider import Provider
 from causal_attn.release import release
@@ -72,7 +72,8 @@ def _lower(
             attributes["step_kv_num_heads"] = step
         if window is not None:
             name += "Window"
-            attributes["local_window_size"] = window
+            # ONNX Runtime keeps 32 bits; a sequence has fewer tokens.
+            attributes["local_window_size"] = min(window, LONGEST_WINDOW)
         name += "Blocks"
     else:
         name, attributes = (

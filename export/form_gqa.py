@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from causal_attn.errors import UsageError
-from causal_attn.export.form import Form
+from causal_attn.export.form import LONGEST_WINDOW, Form
 from causal_attn.provider import Provider
 from causal_attn.spec import AttentionSpec
 
@@ -136,7 +136,8 @@ def _lower(
         "kv_num_heads": kv_heads,
         "scale": float(scale or 0),
         "softcap": float(softcap or 0),
-        "local_window_size": window or -1,
+        # ONNX Runtime keeps 32 bits; a sequence has fewer tokens.
+        "local_window_size": -1 if window is None else min(window, LONGEST_WINDOW),
     }
     flat = [_tokens_first(tensor) for tensor in (query, key, value)]
     ones = torch.ones(1, dtype=torch.int64, device=query.device)

@@ -89,11 +89,11 @@ def time_models(
 ) -> dict[str, dict[int, float]]:
     """Milliseconds of the fastest call, for each model and length.
 
-    The fastest, not the median: whatever else the machine does can only add to a time. Lengths end
-    where a model no longer runs, such as behind its table of positions.
+    The fastest, not the median: whatever else the machine does can only add to a time. Lengths
+    where a model does not run, such as behind its table of positions, are left out; so may be all.
 
     Raises:
-        EngineError: A model cannot be run in a process of its own, or not at the first length.
+        EngineError: A model cannot be loaded in a process of its own, or that process ended.
     """
     fixed = spec or AttentionSpec()
     given = {
@@ -115,9 +115,9 @@ def time_models(
             try:
                 found = _time_in_turns(watches, case)
             except EngineError:
-                if any(times.values()):
-                    break
-                raise
+                if not all(watch.runs() for watch in watches.values()):
+                    raise
+                continue
             for name, spent in found.items():
                 times[name][length] = spent
     return times

@@ -211,10 +211,12 @@ class WrittenByHand(nn.Module):
         return scores.softmax(-1) @ x
 
 
-def export_layer(path: Path, module: nn.Module) -> Contract:
+def export_layer(
+    path: Path, module: nn.Module, measured: tuple[int, ...] = (4, 32, 64)
+) -> Contract:
     ids = torch.randint(0, 10, (1, 5))
     package = export(
-        module, path, example_inputs=[ids], measure_lengths=(4, 32, 64), lengths=(1, 2, 5)
+        module, path, example_inputs=[ids], measure_lengths=measured, lengths=(1, 2, 5)
     )
     return package.variants[0].contract
 
@@ -233,6 +235,19 @@ def test_a_module_gets_the_one_form_that_is_best_for_it(
         assert session(np.array([[1, 2, 3]]))[0].shape == (1, 3, 16)
 
 
+@pytest.mark.parametrize("lengths", [(64, 100), (64, 4)])
+def test_lengths_that_a_module_does_not_run_at_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(measure, "load", lambda: 0.1)
+    contract = export_layer(tmp_path / "package", Layer(), lengths)
+    if 4 in lengths:
+        assert set(contract.choice["milliseconds"]["decomposed"]) == {"4"}
+    else:
+        assert contract.form == "decomposed"
+        assert "nothing runs at [64, 100] tokens" in contract.choice["rule"]
+
+
 def test_a_module_without_attention_that_was_captured_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +261,22 @@ def test_a_module_on_a_busy_machine_is_decomposed(tmp_path: Path) -> None:
     contract = export_layer(tmp_path / "package", Layer())
     assert contract.form == "decomposed"
     assert contract.choice["rule"].startswith("fixed table: the machine was busy")
+
+
+@pytest.mark.parametrize("form", ["blocked", "gqa"])
+def test_a_window_longer_than_any_sequence(form: str, tmp_path: Path) -> None:
+    spec = AttentionSpec(num_heads=2, head_dim=8, window=(1 << 32) + 1)
+    path = tmp_path / "package"
+    assert export(spec, path, form=form, return_weights=False, lengths=(1, 5)).root == path
+
+
+def test_a_module_in_blocks_is_verified_with_parity(tmp_path: Path) -> None:
+    """Against the graph itself in float64, where onnx's evaluator meets a shared cache."""
+    path, ids = tmp_path / "package", torch.randint(0, 10, (1, 5))
+    export(Layer(), path, form="blocked", example_inputs=[ids], lengths=(1, 2, 5))
+    (variant,) = verify(path, lengths=(1, 2, 5)).variants
+    assert "parity" in {check.name for check in variant.certificate.checks}
+    assert not variant.not_checked
 
 
 def test_a_busy_machine_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,3 +184,26 @@ def test_an_operator_that_onnx_cannot_say_names_the_log(tmp_path: Path) -> None:
     assert "bessel_j0" in log.read_text()
     log.unlink()
     assert list(tmp_path.iterdir()) == []
+
+
+class Gated(nn.Module):
+    """Beside the tokens a number for each sequence, and one for all."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor, gain: Tensor) -> Tensor:
+        q = q * gates[:, None, None, None] * gain
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_inputs_of_one_axis_and_of_none(tmp_path: Path) -> None:
+    q, k, v = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    tokens = {0: "batch", 2: "tokens"}
+    package = export(
+        Gated(),
+        tmp_path / "package",
+        example_inputs=[q, k, v, torch.randn(2), torch.tensor(1.5)],
+        dims={"q": tokens, "k": tokens, "v": tokens, "gates": {0: "batch"}},
+        lengths=(1, 2, 5),
+    )
+    certificate = package.variants[0].certificate
+    assert certificate is not None
+    assert {"large inputs", "batch is independent"} <= {c.name for c in certificate.checks}

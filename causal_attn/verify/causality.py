@@ -145,7 +145,8 @@ def check_batch_is_independent(
     for tensor in feeder.contract.inputs:
         array = feeds[tensor.name].copy()
         if tensor.name in axes and tensor.name not in feeder.fixed:
-            second = np.moveaxis(array, axes[tensor.name], 0)[1]
+            # With an index of one row, not the row: of one axis that would be a scalar.
+            second = np.moveaxis(array, axes[tensor.name], 0)[1:2]
             second[...] = feeder.other(tensor, second, HUGE, rng)
         changed[tensor.name] = array
     base, other = (

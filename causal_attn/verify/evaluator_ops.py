@@ -164,7 +164,7 @@ def _rms(x: Array, scale: Array, epsilon: float | None, axis: int) -> Array:
 
 def _heads(x: Array, heads: int) -> Array:
     """``[batch, tokens, heads * size] -> [batch, heads, tokens, size]``."""
-    return np.moveaxis(x.reshape(*x.shape[:2], heads, -1), 2, 1)
+    return np.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[2] // heads), 2, 1)
 
 
 def _rotated(

@@ -189,7 +189,9 @@ def check_large_inputs(
     # What lies in unused slots of a cache may overflow: it is garbage on purpose.
     with np.errstate(over="ignore"):
         feeds = {
-            key: (array * array.dtype.type(SPREAD)) if array.dtype.kind in "fV" else array
+            key: np.asarray(array * array.dtype.type(SPREAD))
+            if array.dtype.kind in "fV"
+            else array
             for key, array in feeder.make(sizes, rng).items()
         }
     try:

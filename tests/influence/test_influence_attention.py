@@ -196,7 +196,7 @@ def test_unidirectional_with_more_keys_than_queries_leaks(queries: int) -> None:
     assert proof.leak.query == queries - 1
 
 
-def grouped(window: int = -1, packed: bool = False) -> ModelProto:
+def grouped(window: int = -1, packed: bool = False, present: bool = True) -> ModelProto:
     b = Builder()
     widths = [64] if packed else [32, 16, 16]
     names = [b.input(f"x{at}", ["b", "tokens", width]) for at, width in enumerate(widths)]
@@ -204,9 +204,10 @@ def grouped(window: int = -1, packed: bool = False) -> ModelProto:
     past = [b.input(name, ["b", 2, "past", 8]) for name in ("past_key", "past_value")]
     ends = [b.input("seqlens_k", ["b"], TensorProto.INT32),
             b.input("total", [], TensorProto.INT32)]  # fmt: skip
-    y = b("GroupQueryAttention", *names, *past, *ends, domain=MICROSOFT, outputs=3, num_heads=4,
-          kv_num_heads=2, local_window_size=window)  # fmt: skip
-    return b.model({"y": y, "key": f"{y}_1"}, None)
+    y = b("GroupQueryAttention", *names, *past, *ends, domain=MICROSOFT,
+          outputs=3 if present else 1, num_heads=4, kv_num_heads=2,
+          local_window_size=window)  # fmt: skip
+    return b.model({"y": y, "key": f"{y}_1"} if present else {"y": y}, None)
 
 
 def grouped_proof(model: ModelProto, **options: Any) -> Proof:
@@ -252,6 +253,24 @@ def test_group_query_attention_with_inputs_that_change_the_queries(
     model.graph.initializer.append(numpy_helper.from_array(value, "extra"))
     proof = grouped_proof(model, lengths=[5], known={"seqlens_k": np.array([4]), "total": 5})
     assert proof.verdict is Verdict.UNDECIDED
+
+
+def test_new_tokens_after_a_past_need_their_present() -> None:
+    """ONNX Runtime 1.32 reads them from stray memory otherwise."""
+    proofs = [
+        prove(
+            grouped(present=present),
+            tokens={f"x{at}": 1 for at in range(3)},
+            past_tokens={"past_key": 2, "past_value": 2},
+            outputs={"y": 1},
+            lengths=[5],
+            past=4,
+            known={"seqlens_k": np.array([8]), "total": np.array(9)},
+        )
+        for present in (True, False)
+    ]
+    assert [proof.verdict for proof in proofs] == [Verdict.CAUSAL, Verdict.UNDECIDED]
+    assert "stray memory" in str(proofs[1])
 
 
 def shared_cache(total: int) -> Proof:

@@ -198,6 +198,11 @@ def _rotated(call: Call, tensor: Tensor) -> Tensor:
     return call.reached_by(opaque(parts), 7, 8)
 
 
+def _has_present(call: Call) -> bool:
+    names = [*call.node.outputs, None, None, None]
+    return bool(names[1]) and bool(names[2])
+
+
 def _written(call: Call, at: int, fresh: Tensor, totals: Array, rows: int) -> Tensor:
     """The cache with the new rows at the end of what it holds, row by row of the batch.
 
@@ -213,6 +218,8 @@ def _written(call: Call, at: int, fresh: Tensor, totals: Array, rows: int) -> Te
     held = cache.shape[2] if cache is not None else 0
     capacity = max(held, int(totals.max(initial=0)))
     results = []
+    if cache is not None and not _has_present(call):
+        raise DataDependent("without its present ONNX Runtime reads new tokens from stray memory")
     for batch, total in enumerate(int(item) for item in totals):
         past = total - rows
         if past < 0 or past > held:
