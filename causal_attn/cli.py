@@ -231,17 +231,22 @@ def inspect(
 ) -> None:
     """Show contract and certificate; nothing is run."""
     from causal_attn.package import open_model, read_package
+    from causal_attn.tables import check_table, contract_notes, contract_table, verdict_line
 
     if path.is_dir():
-        _show_package(read_package(path), as_json)
+        package = read_package(path)
+        _show_package(package, as_json)
+        for variant in package.variants if not as_json else ():
+            if variant.certificate is not None:
+                out.print(check_table(variant.certificate.checks, f"checks of {variant.name}"))
         return
-    from causal_attn.tables import check_table, contract_table, verdict_line
-
     variant = open_model(path)
     if as_json:
         _print_json(_variant_dict(variant))
         return
     out.print(contract_table(variant.contract))
+    for note in contract_notes(variant.contract):
+        out.print(escape(note))
     if variant.certificate is not None:
         out.print(check_table(variant.certificate.checks, "checks"))
         out.print("verdict:", verdict_line(variant.certificate))
@@ -423,7 +428,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _show_package(package: Any, as_json: bool) -> None:
-    from causal_attn.tables import contract_table, package_table
+    from causal_attn.tables import contract_notes, contract_table, package_table
 
     if as_json:
         _print_json(
@@ -436,6 +441,8 @@ def _show_package(package: Any, as_json: bool) -> None:
         return
     out.print(package_table(package))
     out.print(contract_table(package.variants[0].contract))
+    for note in contract_notes(package.variants[0].contract):
+        out.print(escape(note))
 
 
 def _variant_dict(variant: Any) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from rich.text import Text
 from causal_attn.certificate import Certificate, Check
 from causal_attn.contract import Contract
 from causal_attn.package import Package
+from causal_attn.release import OLDEST
 
 __all__ = [
     "array_table",
     "check_table",
+    "contract_notes",
     "contract_table",
     "matrix_table",
     "package_table",
@@ -54,6 +56,19 @@ def contract_table(contract: Contract) -> Table:
             dims = ", ".join(str(dim) for dim in tensor.dims)
             table.add_row(kind, tensor.name, tensor.dtype, Text(f"[{dims}]"))
     return table
+
+
+def contract_notes(contract: Contract) -> list[str]:
+    """In words: how the form was chosen, what of a module became the op, what the graph needs."""
+    notes = []
+    if rule := contract.choice.get("rule"):
+        notes.append(f"form chosen by: {rule}")
+    if captured := contract.choice.get("captured"):
+        notes.append(f"attention calls in this form: {captured['attend']}")
+        notes += [f"kept as written: {count} x {why}" for why, count in captured["kept"].items()]
+    if contract.onnxruntime != OLDEST:
+        notes.append(f"needs ONNX Runtime {contract.onnxruntime} or newer")
+    return notes
 
 
 def package_table(package: Package) -> Table:

@@ -20,6 +20,7 @@ from causal_attn.export.forms import choose_form
 from causal_attn.export.graph_file import check_graph, write_graph
 from causal_attn.export.measure import MEASURE_LENGTHS
 from causal_attn.export.quiet import ExportLog
+from causal_attn.export.sdpa import attention_calls
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.package import Package, VariantSource, write_package
 from causal_attn.package_write import require_free
@@ -114,6 +115,14 @@ def export(
         folder = Path(name_of_folder)
         on_step("capture with torch.export")
         program = capture(bound, log)
+        calls = attention_calls(program)
+        if form not in ("auto", "decomposed") and not calls["attend"]:
+            kept = ", ".join(calls["kept"]) or "no attention was found"
+            raise UsageError(
+                f"`form` must be 'auto' or 'decomposed' for a target whose attention stays as it "
+                f"is written, got {form!r}: {kept}. Call scaled_dot_product_attention with "
+                "is_causal=True, or causal_attn.operator.attend."
+            )
         written: dict[tuple[Any, ...], tuple[Path, Contract]] = {}
         certificates: dict[tuple[Any, ...], Certificate] = {}
         sources = []

@@ -1,11 +1,11 @@
 """torch's ``scaled_dot_product_attention`` in a user's module.
 
-Where it is causal attention as the op says it, it becomes ``causal_attn::attend``, and is then
-written in whichever form is asked for. Anything else (a mask, lengths that may differ) is written
-here, so that no trap remains: torch.onnx 2.13 has a finite mask constant and a mean of v for empty
-rows below opset 23, keeps the scale of float64 in float32, and from opset 23 on hands it to
-kernels that add the lowest finite number. Here a mask is a select of ``-inf``, a row that sees no
-key is zeros, and scores and softmax are at least float32.
+Where it is causal attention as the op says it, by `is_causal` or by its mask, it becomes
+``causal_attn::attend``, and is then written in whichever form is asked for. Anything else (another
+mask, lengths that may differ) is written here, so that no trap remains: torch.onnx 2.13 has a
+finite mask constant and a mean of v for empty rows below opset 23, keeps the scale of float64 in
+float32, and from opset 23 on hands it to kernels that add the lowest finite number. Here a mask is
+a select of ``-inf``, a row that sees no key is zeros, and scores and softmax are at least float32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from causal_attn.errors import InputError
+from causal_attn.export.causal_mask import is_causal_mask
 from causal_attn.operator import ATTEND
 
 __all__ = ["SDPA", "attention_calls", "lower_sdpa", "rewrite_sdpa"]
@@ -93,7 +94,7 @@ def rewrite_sdpa(program: ExportedProgram) -> None:
     graph = program.graph
     for node in list(graph.find_nodes(op="call_function", target=SDPA)):
         _refuse_arguments(node)
-        if _why_kept(node) is not None:
+        if _why_kept(program, node) is not None:
             continue
         arguments = _arguments(node)
         query, key, value = (arguments[name] for name in _PARAMETERS[:3])
@@ -136,25 +137,26 @@ def attention_calls(program: ExportedProgram) -> dict[str, Any]:
         if node.target is ATTEND:
             attends += 1
         elif node.target is SDPA:
-            counts[f"scaled_dot_product_attention: {_why_kept(node)}"] += 1
+            counts[f"scaled_dot_product_attention: {_why_kept(program, node)}"] += 1
         elif node.target in _SOFTMAX:
             counts["softmax: written by hand"] += 1
     return {"attend": attends, "kept": dict(counts)}
 
 
-def _why_kept(node: Node) -> str | None:
+def _why_kept(program: ExportedProgram, node: Node) -> str | None:
     """Why a call is not ``causal_attn::attend``; ``None``: it is."""
     arguments = _arguments(node)
     query, key, value = (arguments[name].meta["val"] for name in _PARAMETERS[:3])
-    if arguments["attn_mask"] is not None:
-        return "it has a mask"
-    if not arguments["is_causal"]:
+    mask = arguments["attn_mask"]
+    if mask is None and not arguments["is_causal"]:
         return "it is not causal"
     if not 2 <= query.dim() <= 4 or not query.dim() == key.dim() == value.dim():
         return f"its query has {query.dim()} axes"
     # torch aligns the mask of unequal lengths at the upper left; the op never aligns.
     if not statically_known_true(query.shape[-2] == key.shape[-2]):
-        return "q_tokens and kv_tokens may differ"
+        return _OTHER_MASK if mask is not None else "q_tokens and kv_tokens may differ"
+    if mask is not None and not is_causal_mask(program, mask, query.shape[-2]):
+        return _OTHER_MASK
     leading = [list(tensor.shape[:-2]) for tensor in (query, key, value)]
     if arguments["enable_gqa"] and query.dim() >= 3:
         # The op repeats fewer key/value heads as torch does.
@@ -222,6 +224,7 @@ def _arguments(node: Node) -> Mapping[str, Any]:
     return {**_DEFAULTS, **dict(zip(_PARAMETERS, node.args, strict=False)), **node.kwargs}
 
 
+_OTHER_MASK = "its mask is not known to be the causal one"
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS: Mapping[str, Any] = {
     "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False

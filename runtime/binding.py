@@ -20,8 +20,12 @@ from causal_attn.provider import Provider
 from causal_attn.runtime.dims import DimExpression
 from causal_attn.runtime.engine import InferenceSession, OrtValue, new_buffer, run_bound
 from causal_attn.runtime.feeds import FeedCheck
+from causal_attn.spec import CacheKind
 
 __all__ = ["Binding"]
+
+
+_CACHE = {"present_key": "past_key", "present_value": "past_value"}
 
 
 class Binding:
@@ -44,7 +48,8 @@ class Binding:
         self._outputs: dict[str, OrtValue] = {}
         self._dtypes = {tensor.name: np.dtype(tensor.dtype) for tensor in contract.inputs}
         self._binding = opened().io_binding()
-        arrays = FeedCheck(contract).check(feeds)
+        self._check = FeedCheck(contract)
+        arrays = self._check.check(feeds)
         for name, array in arrays.items():
             value = new_buffer(array.shape, array.dtype, provider)
             _fill(value, array)
@@ -77,8 +82,8 @@ class Binding:
             feeds: By name, any of the inputs, with the dtype and shape that were bound.
 
         Raises:
-            InputError: A name is no input, or an array has another dtype or shape. Nothing was
-                copied then.
+            InputError: A name is no input, an array has another dtype or shape, or the new tokens
+                do not fit into the cache. Nothing was copied then.
         """
         for name, array in feeds.items():
             bound = self._inputs.get(name)
@@ -97,6 +102,9 @@ class Binding:
                     f"`{name}` must be as it was bound, {dtype}{list(shape)}, got {got}. Bind "
                     "again for other shapes."
                 )
+        if (lengths := feeds.get("past_lengths")) is not None and "past_key" in self._inputs:
+            tokens, capacity = (self._inputs[name].shape()[2] for name in ("q", "past_key"))
+            self._check.check_room(lengths, tokens, capacity)
         for name, array in feeds.items():
             _fill(self._inputs[name], array)
 
@@ -169,5 +177,12 @@ def _check_share(
                 f"{list(shapes[output])} and {source!r} {list(arrays[source].shape)}. A cache "
                 "that grows cannot be written in place."
             )
+    static = contract.spec is not None and contract.spec.cache is CacheKind.STATIC
+    crossed = {output: source for output, source in share.items() if _CACHE.get(output) != source}
+    if static and crossed:
+        raise InputError(
+            f"`share` must be out of {_CACHE} for a cache of fixed capacity, got {crossed}: "
+            "anything else overwrites what is still read."
+        )
     if len(set(share.values())) != len(share):
         raise InputError(f"`share` must use an input once, got {dict(share)}.")

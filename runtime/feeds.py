@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from causal_attn.contract import Contract, TensorContract
 from causal_attn.errors import InputError
 from causal_attn.runtime.dims import DimExpression
+from causal_attn.spec import CacheKind
 
 __all__ = ["FeedCheck"]
 
@@ -67,6 +68,8 @@ class FeedCheck:
         self._names = tuple(tensor.name for tensor in contract.inputs)
         self._name_set = frozenset(self._names)
         self._known: set[tuple[tuple[int, ...], ...]] = set()
+        spec = contract.spec
+        self._fills = spec is not None and spec.cache is CacheKind.STATIC
 
     def bind(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The feed of positional `arrays`, in the order of the contract, and `named` ones.
@@ -96,7 +99,28 @@ class FeedCheck:
         """
         return self._checked(dict(feeds))
 
+    def check_room(self, lengths: NDArray[Any], tokens: int, capacity: int) -> None:
+        """Refuse new tokens that do not fit into a cache of fixed capacity.
+
+        ONNX Runtime's kernel would return a longer one, without a word.
+
+        Raises:
+            InputError: A sequence of `lengths` has less than `tokens` slots left.
+        """
+        if self._fills and (lengths.min() < 0 or lengths.max() + tokens > capacity):
+            raise InputError(
+                f"`past_lengths` must be 0 to {capacity - tokens}, got {lengths.tolist()}: the "
+                f"cache has {capacity} slots and {tokens} new tokens go behind those it holds."
+            )
+
     def _checked(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        feeds = self._fitting(feeds)
+        if self._fills:
+            tokens, capacity = feeds["q"].shape[2], feeds["past_key"].shape[2]
+            self.check_room(feeds["past_lengths"], tokens, capacity)
+        return feeds
+
+    def _fitting(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
         if feeds.keys() != self._name_set:
             self._refuse_names(feeds)
         if self._is_known(feeds):

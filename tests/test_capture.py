@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from causal_attn import causal_attention
-from causal_attn.errors import CaptureError, CheckError, InputError
+from causal_attn.errors import CaptureError, CheckError, InputError, UsageError
 from causal_attn.export import export
 from causal_attn.export.capture import capture
 from causal_attn.export.quiet import ExportLog
-from causal_attn.export.sdpa import attention_calls, lower_sdpa
+from causal_attn.export.sdpa import attention_calls, lower_sdpa, rewrite_sdpa
 from causal_attn.export.target import Dims, user_target
 from causal_attn.operator import ATTEND, attend
 from causal_attn.package import read_package
@@ -31,6 +31,8 @@ FEW = (1, 2, 5, 33)
 Target = nn.Module | Callable[..., Any]
 
 SDPA = F.scaled_dot_product_attention
+
+OTHER_MASK = "its mask is not known to be the causal one"
 
 CROSSED = {name: {0: "batch", 2: "tokens" if name == "q" else "kv_tokens"} for name in "qkv"}
 
@@ -157,12 +159,8 @@ class TestWhatStays:
         [
             (lambda q, k, v: SDPA(q, k, v), "it is not causal"),
             (
-                lambda q, k, v: SDPA(q, k, v, torch.ones(q.shape[2], k.shape[2]).bool().tril()),
-                "it has a mask",
-            ),
-            (
                 lambda q, k, v: SDPA(q, k, v, torch.zeros(q.shape[2], k.shape[2])),
-                "it has a mask",
+                OTHER_MASK,
             ),
             (
                 lambda q, k, v: SDPA(q, k[:, :1], v[:, :1], is_causal=True),
@@ -300,11 +298,10 @@ class TestExports:
         assert variant.certificate is not None
         assert variant.certificate.verdict == "conditional"
 
-    def test_a_kernel_that_is_not_used_sets_no_condition(self, tmp_path: Path) -> None:
+    def test_attention_that_is_not_captured_sets_no_condition(self, tmp_path: Path) -> None:
         export(
             SelfAttention(need_weights=True),
             tmp_path / "captured",
-            form="attention",
             example_inputs={"x": torch.randn(2, 5, 16)},
             dims={"x": ("batch", "tokens", None)},
             lengths=FEW,
@@ -360,7 +357,7 @@ class TestExports:
         )
         assert package.variants[0].contract.choice["captured"] == {
             "attend": 1,
-            "kept": {"scaled_dot_product_attention: it has a mask": 1},
+            "kept": {f"scaled_dot_product_attention: {OTHER_MASK}": 1},
         }
         with load(tmp_path / "mixed") as session:
             got = session.run({name: tensor.numpy() for name, tensor in examples.items()})
@@ -394,3 +391,88 @@ class TestExports:
             output = session(q, k, v).output
         assert (output[:, :, 0] == 1).all()
         assert (output[:, :, 1] == 2).all()
+
+
+def bits(tokens: Any) -> Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool)
+
+
+class Masked(nn.Module):
+    def __init__(self, mask: Callable[..., Tensor], buffer: Tensor | None) -> None:
+        super().__init__()
+        self.mask = mask
+        if buffer is not None:
+            self.register_buffer("buffer", buffer)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        given = (self.buffer,) if hasattr(self, "buffer") else ()
+        return SDPA(q, k, v, self.mask(q.shape[-2], *given))
+
+
+def shorter(tokens: Any) -> Any:
+    return torch.sym_min(tokens, 4096)
+
+
+CAUSAL_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
+    "lower triangle": (lambda n: bits(n).tril(), None),
+    "no upper triangle": (lambda n: ~bits(n).triu(1), None),
+    "floats": (lambda n: torch.full((n, n), -torch.inf).triu(1), None),
+    "places": (lambda n: torch.arange(n)[:, None] >= torch.arange(n), None),
+    "select": (lambda n: torch.where(bits(n).tril(), 0.0, -torch.inf)[None, None], None),
+    "filled": (lambda n: torch.zeros(n, n).masked_fill(bits(n).triu(1), -torch.inf), None),
+    "torch's own": (nn.Transformer.generate_square_subsequent_mask, None),
+    "buffer": (lambda n, buffer: buffer[:, :, :n, :n], bits(64).tril()[None, None]),
+    "buffer of floats": (
+        lambda n, buffer: buffer[:n, :n], torch.full((64, 64), -torch.inf).triu(1)),
+}  # fmt: skip
+
+OTHER_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
+    "a key too many": (lambda n: bits(n).tril(1), None),
+    "the past": (lambda n: bits(n).triu(), None),
+    "window": (lambda n: bits(n).tril() & bits(n).triu(-5000), None),
+    "window of sizes": (lambda n: bits(n).tril() & bits(n).triu(-shorter(n)), None),
+    "window of places": (
+        lambda n: bits(n).tril() & (torch.arange(n)[:, None] - torch.arange(n) < 4096), None),
+    "window in a buffer": (
+        lambda n, buffer: buffer[:n, :n], bits(64).tril() & ~bits(64).tril(-60)),
+    "finite": (lambda n: torch.full((n, n), -1e9).triu(1), None),
+    "lowest": (lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1), None),
+    "random": (lambda n: torch.rand(n, n) * 0, None),
+    "no square": (lambda n: bits(n).tril()[:1], None),
+}  # fmt: skip
+
+
+def masked_calls(mask: Callable[..., Tensor], buffer: Tensor | None) -> dict[str, Any]:
+    examples = qkv(2, 3, 5, 8)
+    tokens = Dim("tokens", max=63 if buffer is not None else None)
+    program = torch.export.export(
+        Masked(mask, buffer).eval(),
+        tuple(examples.values()),
+        dynamic_shapes={name: {2: tokens} for name in examples},
+    )
+    rewrite_sdpa(program)
+    if attention_calls(program)["attend"]:
+        q, k, v = examples.values()
+        torch.testing.assert_close(program.module()(q, k, v), SDPA(q, k, v, is_causal=True))
+    return attention_calls(program)
+
+
+@pytest.mark.parametrize("name", CAUSAL_MASKS)
+def test_a_mask_that_is_the_causal_one_at_every_length(name: str) -> None:
+    assert masked_calls(*CAUSAL_MASKS[name]) == {"attend": 1, "kept": {}}
+
+
+@pytest.mark.parametrize("name", OTHER_MASKS)
+def test_a_mask_that_is_not_or_may_not_be(name: str) -> None:
+    kept = {f"scaled_dot_product_attention: {OTHER_MASK}": 1}
+    assert masked_calls(*OTHER_MASKS[name]) == {"attend": 0, "kept": kept}
+
+
+@pytest.mark.parametrize("form", ["attention", "gqa", "blocked"])
+def test_a_form_asked_for_attention_that_stays_as_it_is_is_refused(
+    form: str, tmp_path: Path
+) -> None:
+    window = Masked(OTHER_MASKS["window"][0], None)
+    with pytest.raises(UsageError, match=f"{form!r}: scaled_dot_product_attention: {OTHER_MASK}"):
+        export(window, tmp_path / "p", form=form, example_inputs=qkv(2, 3, 5, 8))
+    assert not (tmp_path / "p").exists()

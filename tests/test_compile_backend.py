@@ -108,7 +108,9 @@ class TestResults:
         close(compiled(f)(q, k, v, seen, bias, row), f(q, k, v, seen, bias, row))
         assert compile_report().graphs[0].attention == {
             "attend": 1,
-            "kept": {"scaled_dot_product_attention: it has a mask": 3},
+            "kept": {
+                "scaled_dot_product_attention: its mask is not known to be the causal one": 3
+            },
         }
 
     def test_lengths_that_add_up_and_results_that_are_no_tensors(self) -> None:

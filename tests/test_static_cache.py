@@ -17,7 +17,7 @@ from causal_attn import AttentionSpec, causal_attention
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.bench.systems import PackageSystem, TorchSystem
 from causal_attn.contract import Contract, TensorContract
-from causal_attn.errors import CausalAttnError, CheckError, InputError, UsageError
+from causal_attn.errors import CheckError, InputError, UsageError
 from causal_attn.export import export
 from causal_attn.export.auto import choose
 from causal_attn.export.forms import FORMS
@@ -151,6 +151,32 @@ def test_decoding_in_place_says_what_the_whole_says(package: Path, batch: int) -
             assert np.isnan(cache[:, :, tokens:]).all()
 
 
+def test_a_full_cache_is_refused_before_a_kernel_sees_it(package: Path) -> None:
+    now = part(sequences(2, 2), slice(0, 2)) | buffers(2, 5)
+    with load(package) as session:
+        for lengths in ([0, 4], [5, 0], [-1, 0], [0, 1 << 40]):
+            feeds = {**now, "past_lengths": np.array(lengths)}
+            with pytest.raises(InputError, match=r"`past_lengths` must be 0 to 3, got"):
+                session.run(feeds)
+            with pytest.raises(InputError, match="5 slots and 2 new tokens"):
+                session.bind(feeds, share=SHARE)
+        bound = session.bind({**now, "past_lengths": np.array([3, 0])}, share=SHARE)
+        with pytest.raises(InputError, match=r"got \[3, 4\]"):
+            bound.update({"past_lengths": np.array([3, 4])})
+        bound.run()
+        assert bound.read("past_lengths").tolist() == [3, 0]
+
+
+@pytest.mark.parametrize(
+    "share",
+    [{"present_key": "past_value", "present_value": "past_key"}, {"output": "q"}],
+)
+def test_only_a_present_is_written_into_its_past(package: Path, share: dict[str, str]) -> None:
+    now = part(sequences(2, 2), slice(0, 2)) | buffers(2, 5)
+    with load(package) as session, pytest.raises(InputError, match="`share` must be out of"):
+        session.bind({**now, "past_lengths": np.zeros(2, np.int64)}, share=share)
+
+
 def test_decoding_in_place_equals_the_growing_cache(package: Path, tmp_path: Path) -> None:
     form = package.name
     dynamic = tmp_path / "dynamic"
@@ -216,15 +242,6 @@ def test_what_lies_in_unused_slots_changes_nothing(package: Path) -> None:
                     feeds[name][row, :, past:] = value
             outputs.append(session.run(feeds)["output"].tobytes())
     assert len(set(outputs)) == 1
-
-
-@pytest.mark.parametrize("past", [8, 9])
-def test_tokens_that_do_not_fit_are_refused_in_place(package: Path, past: int) -> None:
-    feeds = {**sequences(1, 1), **buffers(1, 8, 0.0), "past_lengths": np.array([past])}
-    with load(package) as session:
-        bound = session.bind(feeds, share=SHARE)
-        with pytest.raises(CausalAttnError):
-            bound.run()
 
 
 @pytest.mark.parametrize("form", ["attention", "blocked"])

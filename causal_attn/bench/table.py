@@ -15,6 +15,10 @@ from causal_attn.bench.systems import BASELINE, OURS
 __all__ = ["bench_tables", "in_time_units"]
 
 
+_MOST_WIDE = 4
+"""Systems beside each other in 80 columns with their share of the limit."""
+
+
 def bench_tables(report: Report) -> Iterator[Table | Text]:
     """One table a family of cases, one for memory, then what was skipped and what to doubt."""
     means = report.geometric_means()
@@ -51,34 +55,44 @@ def in_time_units(seconds: float) -> str:
 
 def _family_table(family: str, results: list[CaseResult], means: dict[str, float]) -> Table:
     decoding = results[0].case.mode is Mode.DECODE
+    systems = list(dict.fromkeys(name for result in results for name in result.rounds))
+    narrow = len(systems) > _MOST_WIDE
+    share = "" if narrow else ", share of the limit"
     table = Table(
         title=family,
         title_justify="left",
         show_lines=True,
-        caption="median time, share of the limit; times as fast as torch, and its quartiles",
+        padding=(0, 0 if narrow else 1),
+        caption=(
+            f"first line: median time{share}; second and third: times as fast as torch and its "
+            "quartiles, for torch itself the quartiles of its time"
+        ),
         caption_justify="left",
     )
     table.add_column("cached" if decoding else "tokens", justify="right", no_wrap=True)
     table.add_column(f"limit\n{'GB/s' if decoding else 'GFLOP/s'}", justify="right", no_wrap=True)
-    systems = list(dict.fromkeys(name for result in results for name in result.rounds))
     for system in systems:
-        table.add_column(system.replace(".", ".\n"), justify="right", no_wrap=True)
+        heading = system.replace(".", ".\n").replace("_", "_\n")
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             str(result.case.tokens),
             f"{in_time_units(result.limit)}\n{result.limit_rate / 1e9:.3g}",
-            *(_cell(result, system) for system in systems),
+            *(_cell(result, system, narrow=narrow) for system in systems),
         )
     if means:
-        table.add_row("mean", "", *(_number(means[s]) if s in means else "" for s in systems))
+        table.add_row(
+            "geom.\nmean", "", *(_number(means[s]) if s in means else "" for s in systems)
+        )
     return table
 
 
-def _cell(result: CaseResult, system: str) -> str:
+def _cell(result: CaseResult, system: str, *, narrow: bool) -> str:
     if system not in result.rounds:
         return "-"
     seconds = result.seconds(system)
-    lines = [f"{in_time_units(seconds.median)} {result.limit_share(system):4.0%}"]
+    share = "" if narrow else f" {result.limit_share(system):4.0%}"
+    lines = [f"{in_time_units(seconds.median)}{share}"]
     ratio = result.ratio(system)
     if ratio is None or system == BASELINE:
         lines += [f"{in_time_units(seconds.q1)}", f"{in_time_units(seconds.q3)}"]
