@@ -94,6 +94,13 @@ def choose(
         measured = target.spec is not None and not return_weights
     if measured:
         usable, refused = candidates(target.spec, dtype, provider, number)
+    if target.spec is None:
+        # Whether the claim holds always must not depend on how busy a machine was.
+        for name in [name for name, form in usable.items() if form.finite_mask]:
+            refused[name] = (
+                f"form {name!r} hides only while scores are bounded: ask for it by name"
+            )
+            del usable[name]
     if set(usable) <= {"decomposed"}:
         form, number = choose_form("decomposed", target.spec, dtype, provider, opset)
         rule = "decomposed runs on every provider"

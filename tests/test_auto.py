@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from causal_attn.certificate import Verdict
+from causal_attn.certificate import Certificate, Verdict
 from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, UsageError
 from causal_attn.export import export, measure
@@ -229,6 +229,9 @@ def test_a_module_gets_the_one_form_that_is_best_for_it(
     figures = contract.choice["milliseconds"]
     assert contract.form in figures
     assert set(figures) | set(contract.choice["refused"]) == set(FORMS)
+    assert "scores are bounded" in contract.choice["refused"]["attention"]
+    certificate = Certificate.from_json(next(tmp_path.rglob("certificate.json")).read_text())
+    assert certificate.verdict is Verdict.CAUSAL
     # Of the lengths asked for, 64 is behind its table of positions.
     assert all(set(by_length) == {"4", "32"} for by_length in figures.values())
     with load(tmp_path / "package") as session:
