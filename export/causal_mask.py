@@ -3,8 +3,8 @@
 A user writes ``torch.ones(n, n).tril()``, ``full(-inf).triu(1)``, a comparison of two ``arange``,
 or cuts ``[:n, :n]`` out of a buffer. What such a mask says is a function of sizes alone, so it is
 run here, at several numbers of tokens, and compared. A window would look causal at lengths that it
-covers: so a mask with any number in it but small ones and infinities is not taken, and a buffer is
-looked at as a whole.
+covers: so a mask with any number in it but small ones and infinities is not taken, be it in the
+program or in a buffer, and a buffer is looked at as a whole.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_causal_mask(program: ExportedProgram, mask: Node, tokens: int | SymInt) -
     for node in nodes:
         if node.op == "placeholder":
             constant = _constant(program, node)
-            if constant is None:
+            if constant is None or not _has_small_numbers(constant):
                 return False
             constants[node] = constant
         elif node.op != "call_function" or not _is_of_sizes(node):
@@ -90,6 +90,11 @@ def _constant(program: ExportedProgram, node: Node) -> Tensor | None:
     )
     value = program.state_dict.get(name, program.constants.get(name))
     return value if isinstance(value, Tensor) else None
+
+
+def _has_small_numbers(constant: Tensor) -> bool:
+    wide = constant.detach().cpu().double().abs()
+    return bool(((wide <= LARGEST_NUMBER) | wide.isinf()).all())
 
 
 def _is_of_sizes(node: Node) -> bool:

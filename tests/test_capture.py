@@ -435,6 +435,12 @@ OTHER_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
         lambda n: bits(n).tril() & (torch.arange(n)[:, None] - torch.arange(n) < 4096), None),
     "window in a buffer": (
         lambda n, buffer: buffer[:n, :n], bits(64).tril() & ~bits(64).tril(-60)),
+    "window in a scalar": (
+        lambda n: bits(n).tril()
+        & (torch.arange(n)[:, None] - torch.arange(n) < torch.tensor(4096)), None),
+    "window in a corner": (
+        lambda n, buffer: bits(n).tril()
+        & (torch.arange(n)[:, None] - torch.arange(n) < buffer[0, 0]), torch.full((64, 64), 4096)),
     "finite": (lambda n: torch.full((n, n), -1e9).triu(1), None),
     "lowest": (lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1), None),
     "random": (lambda n: torch.rand(n, n) * 0, None),
