@@ -13,16 +13,9 @@ of these only ``Gather`` uses all threads.
 
 from __future__ import annotations
 
+from causal_attn.export.block_rows import BLOCK_ROWS
+
 __all__ = ["LEAST_HEADS", "UNLIMITED", "blocks_of_attention"]
-
-SHORT_ROWS, LONG_ROWS, SHORT_TOKENS = 64, 128, 512
-"""Most rows of a block up to, and above, `SHORT_TOKENS` tokens.
-
-Small blocks mask less; large ones copy keys and values less often and keep the matrix product
-busy. Ratio to torch SDPA on one Zen 4 core, 16 heads of 64, float32, 64 rows against 128: 1.46
-and 1.29 at 256 tokens, 1.72 and 1.62 at 512, 1.12 and 1.14 at 2,048, 1.00 and 1.08 at 4,096. 256
-rows were behind 128 at every length from 256 to 8,192.
-"""
 
 SCORES = 1 << 19
 """Scores that a step may hold, 2 MiB: a step takes as many heads as fit.
@@ -67,17 +60,7 @@ def blocks_of_attention(name: str, attributes: str, options: str) -> str:
   all_kv_heads = Mul (batch, kv_heads)
   all_heads = Mul (batch, heads)
 
-  short_tokens = Constant <value_ints = [{SHORT_TOKENS}]> ()
-  short_rows = Constant <value_ints = [{SHORT_ROWS}]> ()
-  long_rows = Constant <value_ints = [{LONG_ROWS}]> ()
-  is_short = LessOrEqual (tokens, short_tokens)
-  most_rows = Where (is_short, short_rows, long_rows)
-  last_token = Sub (tokens, one)
-  full_blocks = Div (last_token, most_rows)
-  blocks = Add (full_blocks, one)
-  last_row = Div (last_token, blocks)
-  rows = Add (last_row, one)
-  padded_tokens = Mul (rows, blocks)
+  {BLOCK_ROWS}
 
   all_scores = Constant <value_ints = [{SCORES}]> ()
   least_heads = Constant <value_int: int = @least_heads> ()

@@ -11,18 +11,11 @@ when it runs, older ones refuse to load it.
 
 from __future__ import annotations
 
+from causal_attn.export.block_rows import BLOCK_ROWS
+
 __all__ = ["OLDEST_ONNXRUNTIME", "blocks_of_gqa"]
 
 OLDEST_ONNXRUNTIME = "1.31"
-
-SHORT_ROWS, LONG_ROWS, SHORT_TOKENS = 64, 128, 512
-"""Most rows of a block up to, and above, `SHORT_TOKENS` tokens.
-
-Small blocks mask less; large ones keep the matrix product busy, which packs the keys anew for
-every block. Ratio to torch SDPA on two Zen 4 cores, 16 heads of 64, float32, 2 heads a step, with
-64, 128 and 256 rows: 1.24, 1.23, 1.07 at 256 tokens; 1.61, 1.52, 1.35 at 512; 1.22, 1.24, 1.10 at
-1,024; 1.07, 1.11, 1.02 at 2,048; 1.24, 1.25, 1.28 at 4,096.
-"""
 
 SCORES = 1 << 19
 """Scores of a block, 2 MiB, up to which all heads of a sequence are one step.
@@ -113,16 +106,7 @@ def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> str:
   heads = Reshape (num_heads, rest)
   kv_heads = Reshape (kv_num_heads, rest)
 
-  short_tokens = Constant <value_ints = [{SHORT_TOKENS}]> ()
-  short_rows = Constant <value_ints = [{SHORT_ROWS}]> ()
-  long_rows = Constant <value_ints = [{LONG_ROWS}]> ()
-  is_short = LessOrEqual (tokens, short_tokens)
-  most_rows = Where (is_short, short_rows, long_rows)
-  last_token = Sub (tokens, one)
-  full_blocks = Div (last_token, most_rows)
-  blocks = Add (full_blocks, one)
-  last_row = Div (last_token, blocks)
-  rows = Add (last_row, one)
+  {BLOCK_ROWS}
   {heads_of_a_step}
 
   blocks_scalar = Squeeze (blocks)
@@ -157,7 +141,6 @@ def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> str:
   all_values = Reshape (value, step_key_shape)
   {stacked}
 
-  padded_tokens = Mul (rows, blocks)
   step_rows = Mul (padded_tokens, step_heads)
   head_count = Squeeze (all_heads)
   head_row = Range (zero_scalar, head_count, one_scalar)

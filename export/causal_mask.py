@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["is_causal_mask"]
 
-LENGTHS = (1, 2, 3, 5, 8, 17, 64, 257)
+LENGTHS = (1, 2, 3, 5, 8, 17, 64, 257, 1031)
 
 LARGEST_NUMBER = 4
 """Axes of a mask and the shift of its diagonal are no more; a window is."""
@@ -53,20 +53,20 @@ def is_causal_mask(program: ExportedProgram, mask: Node, tokens: int | SymInt) -
             constants[node] = constant
         elif node.op != "call_function" or not _is_of_sizes(node):
             return False
-    longest = [size for tensor in constants.values() for size in tensor.shape[-2:]]
-    lengths = (tokens,) if isinstance(tokens, int) else (*LENGTHS, *longest)
-    if max(longest, default=0) > LONGEST:
+    sizes = [size for tensor in constants.values() for size in tensor.shape]
+    if max(sizes, default=0) > LONGEST:
         return False
-    limit = min((size for size in longest if size > 1), default=max(lengths))
-    try:
-        return all(
-            _is_causal(_run(nodes, constants, tokens, length), length)
-            for length in lengths
-            if length <= limit
-        )
-    # It does not run at a length: whatever it is then, it is not this mask.
-    except (RuntimeError, IndexError, TypeError, ValueError):
-        return False
+    lengths = {tokens} if isinstance(tokens, int) else {*LENGTHS, *sizes} - {0}
+    seen = 0
+    for length in sorted(lengths):
+        found = _run(nodes, constants, tokens, length)
+        if found is None and length > min(sizes, default=length):
+            # Behind the end of a buffer the module does not run either.
+            break
+        if found is None or not _is_causal(found, length):
+            return False
+        seen = length
+    return seen == tokens or seen > 2 * LARGEST_NUMBER
 
 
 def _ancestors(mask: Node) -> Iterator[Node]:
@@ -118,6 +118,7 @@ def _is_of_sizes(node: Node) -> bool:
 def _run(
     nodes: list[Node], constants: dict[Node, Tensor], tokens: int | SymInt, length: int
 ) -> Tensor | None:
+    """The mask at `length` tokens; ``None``: it does not run there, or fits no scores."""
     values: dict[Node, Any] = dict(constants)
     for node in nodes:
         size = node.meta.get("val")
@@ -125,9 +126,13 @@ def _run(
             values[node] = _size(size, tokens, length)
         elif node not in constants:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            try:
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except (RuntimeError, IndexError, TypeError, ValueError):
+                return None
     result = values[nodes[-1]]
-    return result if isinstance(result, Tensor) else None
+    fits = isinstance(result, Tensor) and all(size in (1, length) for size in result.shape[-2:])
+    return result if fits else None
 
 
 def _size(size: SymInt, tokens: int | SymInt, length: int) -> int:
@@ -138,8 +143,8 @@ def _size(size: SymInt, tokens: int | SymInt, length: int) -> int:
     return int(expression.subs(symbols))
 
 
-def _is_causal(mask: Tensor | None, tokens: int) -> bool:
-    if mask is None or mask.dim() < 2 or mask.shape[-2:] != (tokens, tokens):
+def _is_causal(mask: Tensor, tokens: int) -> bool:
+    if mask.dim() < 2 or mask.shape[-2:] != (tokens, tokens):
         return False
     visible = torch.ones(tokens, tokens, dtype=torch.bool).tril()
     if mask.dtype != torch.bool:

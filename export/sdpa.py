@@ -94,7 +94,8 @@ def rewrite_sdpa(program: ExportedProgram) -> None:
     graph = program.graph
     for node in list(graph.find_nodes(op="call_function", target=SDPA)):
         _refuse_arguments(node)
-        if _why_kept(program, node) is not None:
+        node.meta[_KEPT] = _why_kept(program, node)
+        if node.meta[_KEPT] is not None:
             continue
         arguments = _arguments(node)
         query, key, value = (arguments[name] for name in _PARAMETERS[:3])
@@ -137,7 +138,7 @@ def attention_calls(program: ExportedProgram) -> dict[str, Any]:
         if node.target is ATTEND:
             attends += 1
         elif node.target is SDPA:
-            counts[f"scaled_dot_product_attention: {_why_kept(program, node)}"] += 1
+            counts[f"scaled_dot_product_attention: {node.meta[_KEPT]}"] += 1
         elif node.target in _SOFTMAX:
             counts["softmax: written by hand"] += 1
     return {"attend": attends, "kept": dict(counts)}
@@ -224,6 +225,7 @@ def _arguments(node: Node) -> Mapping[str, Any]:
     return {**_DEFAULTS, **dict(zip(_PARAMETERS, node.args, strict=False)), **node.kwargs}
 
 
+_KEPT = "causal_attn.kept"
 _OTHER_MASK = "its mask is not known to be the causal one"
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS: Mapping[str, Any] = {

@@ -441,6 +441,9 @@ OTHER_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
     "window in a corner": (
         lambda n, buffer: bits(n).tril()
         & (torch.arange(n)[:, None] - torch.arange(n) < buffer[0, 0]), torch.full((64, 64), 4096)),
+    "narrow window beside a short constant": (
+        lambda n, buffer: bits(n).tril()
+        & (torch.arange(n)[:, None] - torch.arange(n) < 4) & (buffer.sum() > 0), torch.ones(3)),
     "finite": (lambda n: torch.full((n, n), -1e9).triu(1), None),
     "lowest": (lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1), None),
     "random": (lambda n: torch.rand(n, n) * 0, None),
