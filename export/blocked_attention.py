@@ -20,7 +20,7 @@ __all__ = ["LEAST_HEADS", "UNLIMITED", "blocks_of_attention"]
 SCORES = 1 << 19
 """Scores that a step may hold, 2 MiB: a step takes as many heads as fit.
 
-On that machine all 16 heads at once are 5 % behind 4 of them at 512 tokens, 20 % at 1,024: their
+On one Zen 4 core all 16 heads at once are 5 % behind 4 of them at 512 tokens, 20 % at 1,024: their
 scores leave the cache before the second product reads them.
 """
 
