@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import CausalAttnError, MissingDependencyError
-from causal_attn.provider import Provider
-from causal_attn.spec import AttentionSpec, CacheKind
+from causal_attn.machine.provider import Provider
 
 if TYPE_CHECKING:
-    from causal_attn.reference import CausalAttention, causal_attention
+    from causal_attn.attention.reference import CausalAttention, causal_attention
 
 __all__ = [
     "AttentionSpec",
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        reference = import_module("causal_attn.reference")
+        reference = import_module("causal_attn.attention.reference")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

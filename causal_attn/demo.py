@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.certificate import Certificate
-from causal_attn.example import worked_example
+from causal_attn.attention.example import worked_example
+from causal_attn.package.certificate import Certificate
 
 __all__ = ["Demo", "run_demo"]
 

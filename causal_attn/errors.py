@@ -17,7 +17,7 @@
 
 The command line turns ``UsageError``, ``PackageError`` and ``MissingDependencyError`` into exit
 code 2, ``CaptureError`` into 2, ``CheckError`` and ``CertificateError`` into 1. Exceptions of
-ONNX Runtime are mapped in one place, ``causal_attn.runtime.engine``.
+ONNX Runtime are mapped in one place, ``causal_attn.runtime.ort``.
 """
 
 from __future__ import annotations

@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from causal_attn.certificate import Certificate
-from causal_attn.contract import Contract
+from causal_attn.attention.reference import causal_attention
+from causal_attn.attention.spec import AttentionSpec
 from causal_attn.errors import ProviderError, UsageError
-from causal_attn.export.auto import Measuring, choose
-from causal_attn.export.capture import capture
-from causal_attn.export.choice import Choice
-from causal_attn.export.forms import choose_form
-from causal_attn.export.graph_file import check_graph, write_graph
-from causal_attn.export.measure import MEASURE_LENGTHS
-from causal_attn.export.quiet import ExportLog
-from causal_attn.export.sdpa import attention_calls
+from causal_attn.export.capture.sdpa import attention_calls
+from causal_attn.export.capture.trace import capture
+from causal_attn.export.choose.auto import Measuring, choose
+from causal_attn.export.choose.choice import Choice
+from causal_attn.export.choose.measure import MEASURE_LENGTHS
+from causal_attn.export.forms.table import choose_form
 from causal_attn.export.target import Dims, Target, reference_target, user_target
+from causal_attn.export.torch_output import ExportLog
+from causal_attn.export.write.graph_file import check_graph, write_graph
+from causal_attn.machine.provider import Provider
 from causal_attn.package import Package, VariantSource, write_package
-from causal_attn.package_write import require_free
-from causal_attn.provider import Provider
-from causal_attn.reference import causal_attention
+from causal_attn.package.certificate import Certificate
+from causal_attn.package.contract import Contract
+from causal_attn.package.write import require_free
 from causal_attn.runtime import available_providers
-from causal_attn.spec import AttentionSpec
-from causal_attn.verify.feeds import LENGTHS
+from causal_attn.verify.feeds.feeder import LENGTHS
 
 __all__ = ["DTYPES", "export"]
 
@@ -66,7 +66,7 @@ def export(
             fit. Other slots may hold anything, before the call and after it.
         path: Folder to write. An older package there is replaced, and only once all is well.
         form: How attention is written: ``decomposed``, ``attention``, ``gqa``, ``blocked`` or
-            ``auto``, see `causal_attn.export.auto`.
+            ``auto``, see `causal_attn.export.choose.auto`.
         providers: One variant of the package each.
         dtype: ``float32`` (the reference op's default), ``float16`` or ``float64``; for a module,
             default its own.
@@ -121,7 +121,7 @@ def export(
             raise UsageError(
                 f"`form` must be 'auto' or 'decomposed' for a target whose attention stays as it "
                 f"is written, got {form!r}: {kept}. Call scaled_dot_product_attention with "
-                "is_causal=True, or causal_attn.operator.attend."
+                "is_causal=True, or causal_attn.attention.operator.attend."
             )
         written: dict[tuple[Any, ...], tuple[Path, Contract]] = {}
         certificates: dict[tuple[Any, ...], Certificate] = {}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from causal_attn.attention.operator import attend
+from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
-from causal_attn.operator import attend
-from causal_attn.spec import AttentionSpec, CacheKind
 
 __all__ = ["Dims", "Target", "evaluating", "reference_target", "user_target"]
 

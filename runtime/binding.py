@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.contract import Contract, TensorContract
+from causal_attn.attention.spec import CacheKind
 from causal_attn.errors import InputError
-from causal_attn.provider import Provider
-from causal_attn.runtime.dims import DimExpression
-from causal_attn.runtime.engine import InferenceSession, OrtValue, new_buffer, run_bound
-from causal_attn.runtime.feeds import FeedCheck
-from causal_attn.spec import CacheKind
+from causal_attn.machine.provider import Provider
+from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.package.dims import DimExpression
+from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.ort import InferenceSession, OrtValue, new_buffer, run_bound
 
 __all__ = ["Binding"]
 

@@ -8,18 +8,18 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from causal_attn.contract import Contract
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
-from causal_attn.provider import Provider
-from causal_attn.release import release
-from causal_attn.runtime.engine import (
+from causal_attn.machine.provider import Provider
+from causal_attn.machine.release import release
+from causal_attn.package.contract import Contract
+from causal_attn.runtime.options import build_options, check_provider_options
+from causal_attn.runtime.ort import (
     InferenceSession,
     SessionOptions,
     installed_version,
     open_engine,
     preload_libraries,
 )
-from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.placement import PlacedNode, read_placement, require_placement
 from causal_attn.runtime.providers import require_provider
 from causal_attn.runtime.session import Session

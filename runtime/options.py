@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from causal_attn.errors import PackageError, UsageError
-from causal_attn.provider import Provider
-from causal_attn.runtime.engine import SessionOptions
+from causal_attn.machine.provider import Provider
+from causal_attn.runtime.ort import SessionOptions
 from causal_attn.runtime.placement import RECORD_OPTION
 
 __all__ = ["STRICT_OPTION", "SWITCHES", "build_options", "check_provider_options"]

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from causal_attn.errors import EngineError, ProviderError
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
 
 __all__ = ["RECORD_OPTION", "SHAPE_OPS", "PlacedNode", "read_placement", "require_placement"]
 

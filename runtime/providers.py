@@ -6,9 +6,9 @@ ONNX Runtime gives a CPU session and a warning for a provider that is absent or 
 from __future__ import annotations
 
 from causal_attn.errors import ProviderError
-from causal_attn.provider import Provider
-from causal_attn.runtime.engine import available_names
-from causal_attn.wheels import conflict, install_command, installed_wheels
+from causal_attn.machine.provider import Provider
+from causal_attn.machine.wheels import conflict, install_command, installed_wheels
+from causal_attn.runtime.ort import available_names
 
 __all__ = ["available_providers", "require_provider"]
 

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from causal_attn.certificate import Certificate
-from causal_attn.contract import Contract
 from causal_attn.errors import ClosedError, InputError
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
+from causal_attn.package.certificate import Certificate
+from causal_attn.package.contract import Contract
 from causal_attn.runtime.binding import Binding
-from causal_attn.runtime.engine import InferenceSession, run_engine, run_shared, share
-from causal_attn.runtime.feeds import FeedCheck
+from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.ort import InferenceSession, run_engine, run_shared, share
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
 

@@ -14,4 +14,4 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     Without torch, as in the environment of a service, nothing can be exported.
     """
     if importlib.util.find_spec("torch") is not None:
-        monkeypatch.setattr("causal_attn.export.measure.load", lambda: 64.0)
+        monkeypatch.setattr("causal_attn.export.choose.measure.load", lambda: 64.0)

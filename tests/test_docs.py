@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path.relative_to(REPOSITORY).as_posix()
     for path in (

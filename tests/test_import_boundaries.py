@@ -43,14 +43,14 @@ def run_blocked(statement: str, blocked: tuple[str, ...]) -> subprocess.Complete
     "module",
     [
         "causal_attn",
-        "causal_attn.certificate",
-        "causal_attn.contract",
-        "causal_attn.doctor",
+        "causal_attn.package.certificate",
+        "causal_attn.package.contract",
+        "causal_attn.machine.doctor",
         "causal_attn.errors",
         "causal_attn.package",
-        "causal_attn.provider",
-        "causal_attn.spec",
-        "causal_attn.wheels",
+        "causal_attn.machine.provider",
+        "causal_attn.attention.spec",
+        "causal_attn.machine.wheels",
     ],
 )
 def test_imports_without_any_framework(module: str) -> None:
@@ -64,9 +64,9 @@ def test_imports_without_any_framework(module: str) -> None:
     [
         "import causal_attn.runtime",
         "from causal_attn.runtime import load, available_providers; available_providers()",
-        "from causal_attn.doctor import diagnose; diagnose()",
+        "from causal_attn.machine.doctor import diagnose; diagnose()",
         "from causal_attn import models; models.path('causal_attention')",
-        "from causal_attn.verify.checks import run_checks",
+        "from causal_attn.verify.checks.sequence import run_checks",
     ],
 )
 def test_the_runtime_needs_numpy_and_onnx_runtime_only(statement: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from causal_attn import causal_attention, models
-from causal_attn.digest import model_digest
 from causal_attn.export import export
 from causal_attn.package import check_certificate, read_package
+from causal_attn.package.digest import model_digest
 
 
 def test_exporting_again_gives_the_same_graph(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from causal_attn.errors import InputError, MissingDependencyError
 from causal_attn.picture import BLUE, HIDDEN, LEAK, draw_visibility, draw_weights
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[1]
 
 
 def size(path: Path) -> tuple[int, int]:

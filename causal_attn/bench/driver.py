@@ -14,9 +14,6 @@ from typing import Any, Self
 import numpy as np
 
 from causal_attn.bench.cases import Case, Mode
-from causal_attn.bench.load import BUSY_SHARE, busy_seconds
-from causal_attn.bench.machine import describe_machine
-from causal_attn.bench.process import Worker, WorkerFailed
 from causal_attn.bench.report import CaseResult, MemoryResult, Report
 from causal_attn.bench.systems import (
     BASELINE,
@@ -28,9 +25,12 @@ from causal_attn.bench.systems import (
 )
 from causal_attn.bench.worker import EXPORTER, LIMIT
 from causal_attn.errors import CheckError, EngineError, UsageError
+from causal_attn.machine.facts import describe_machine
+from causal_attn.machine.provider import Provider
 from causal_attn.package import open_model, read_package
-from causal_attn.provider import Provider
 from causal_attn.runtime.providers import require_provider
+from causal_attn.timing.busy import BUSY_SHARE, busy_seconds
+from causal_attn.timing.process import Worker, WorkerFailed
 
 __all__ = ["run_bench"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.errors import UsageError
-from causal_attn.spec import AttentionSpec, CacheKind
 
 __all__ = ["export_package", "export_plain"]
 

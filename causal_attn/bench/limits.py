@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from causal_attn.bench.cases import Case, Mode
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
 
 __all__ = ["LIMIT_UNITS", "LimitProbe", "limit_seconds", "work"]
 

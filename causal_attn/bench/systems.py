@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.errors import UsageError
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
 
 if TYPE_CHECKING:
     from causal_attn.runtime import Binding

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_attn.bench.cases import Mode
-from causal_attn.bench.load import BUSY_SHARE
 from causal_attn.bench.report import CaseResult, Report
 from causal_attn.bench.systems import BASELINE, OURS
+from causal_attn.timing.busy import BUSY_SHARE
 
 __all__ = ["bench_tables", "in_time_units"]
 

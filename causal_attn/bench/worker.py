@@ -26,10 +26,10 @@ from typing import Any
 from causal_attn.bench.cases import Case
 from causal_attn.bench.exporter import export_package, export_plain
 from causal_attn.bench.limits import LimitProbe
-from causal_attn.bench.memory import added_peak_bytes, resident_bytes
 from causal_attn.bench.systems import System, require_system
-from causal_attn.bench.turn import measure_turn
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
+from causal_attn.timing.memory import added_peak_bytes, resident_bytes
+from causal_attn.timing.turn import measure_turn
 
 __all__ = ["EXPORTER", "LIMIT", "main"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from causal_attn.certificate import Certificate
-from causal_attn.digest import CERTIFICATE_KEY, CONTRACT_KEY, write_metadata
 from causal_attn.errors import UsageError
+from causal_attn.machine.provider import Provider
 from causal_attn.package import VariantSource, read_package, write_package
-from causal_attn.provider import Provider
+from causal_attn.package.certificate import Certificate
+from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, write_metadata
+from causal_attn.verify.checks.file import LOW_BOUND
 from causal_attn.verify.report import Report
-from causal_attn.verify.static import LOW_BOUND
 
 __all__ = ["write_certificates"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.certificate import Certificate
-from causal_attn.contract import Contract
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
+from causal_attn.package.certificate import Certificate
+from causal_attn.package.contract import Contract
 from causal_attn.verify.influence import Leak
 
 __all__ = ["Report", "VariantReport"]

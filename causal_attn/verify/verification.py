@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from causal_attn.certificate import Certificate, Check
-from causal_attn.contract import Contract
-from causal_attn.digest import CONTRACT_KEY, model_digest, read_metadata
+from causal_attn.attention.numpy_reference import run_spec
 from causal_attn.errors import (
     CausalAttnError,
     EngineError,
@@ -18,28 +16,30 @@ from causal_attn.errors import (
     ProviderError,
     UsageError,
 )
+from causal_attn.machine.provider import Provider
 from causal_attn.package import Variant, open_model, read_package
-from causal_attn.provider import Provider
+from causal_attn.package.certificate import Certificate, Check
+from causal_attn.package.contract import Contract
+from causal_attn.package.digest import CONTRACT_KEY, model_digest, read_metadata
 from causal_attn.runtime import Session, available_providers
 from causal_attn.runtime.loading import open_variant
-from causal_attn.verify.checks import certify, run_checks
-from causal_attn.verify.decode import check_decode
-from causal_attn.verify.feeds import LENGTHS, Feeds
-from causal_attn.verify.interface import Interface, discover, from_contract, with_outputs
-from causal_attn.verify.oracle import run_spec
-from causal_attn.verify.padding import check_padding
-from causal_attn.verify.parity import Run, check_parity, widened
-from causal_attn.verify.placement import check_placement, count_placement
-from causal_attn.verify.report import Report, VariantReport
-from causal_attn.verify.runnable import Runnable, find_runnable
-from causal_attn.verify.static import (
+from causal_attn.verify.checks.decode import check_decode
+from causal_attn.verify.checks.file import (
     Proved,
     check_inputs_are_read,
     check_proof,
     made_up_operators,
     read_model,
 )
-from causal_attn.verify.widen import GraphRun
+from causal_attn.verify.checks.padding import check_padding
+from causal_attn.verify.checks.parity import Run, check_parity, widened
+from causal_attn.verify.checks.placement import check_placement, count_placement
+from causal_attn.verify.checks.sequence import certify, run_checks
+from causal_attn.verify.feeds.feeder import LENGTHS, Feeds
+from causal_attn.verify.interface.discover import Interface, discover, from_contract, with_outputs
+from causal_attn.verify.interface.runnable import Runnable, find_runnable
+from causal_attn.verify.oracle.float64 import GraphRun
+from causal_attn.verify.report import Report, VariantReport
 
 __all__ = ["FOREIGN_LENGTHS", "verify"]
 
@@ -60,7 +60,8 @@ def verify(
 
     The influence proof follows every position through the graph; the probes perturb the future on
     the real provider; parity holds results against the reference in float64 where the contract
-    has a spec, and against the graph itself in float64 otherwise (`causal_attn.verify.widen`).
+    has a spec, and against the graph itself in float64 otherwise
+    (`causal_attn.verify.oracle.float64`).
 
     Args:
         path: A package, or an ``.onnx`` file of ours or of others.

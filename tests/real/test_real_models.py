@@ -11,10 +11,10 @@ import onnx
 import pytest
 from real_models import BUILDERS, LAYERS, VOCABULARY, WINDOW
 
-from causal_attn.certificate import Check, Verdict
 from causal_attn.errors import UsageError
+from causal_attn.package.certificate import Check, Verdict
 from causal_attn.verify import Report, verify
-from causal_attn.verify.interface import discover
+from causal_attn.verify.interface.discover import discover
 
 Reports = Callable[[str], Report]
 Graphs = Callable[[str], Path]

@@ -17,13 +17,13 @@ import torch
 from onnx import helper, numpy_helper
 from real_models import LAYERS, decoder, run_cached
 
-from causal_attn.certificate import Verdict
 from causal_attn.package import Variant
+from causal_attn.package.certificate import Verdict
 from causal_attn.runtime.loading import open_variant
 from causal_attn.verify import verify
-from causal_attn.verify.feeds import Feeds
-from causal_attn.verify.interface import discover
-from causal_attn.verify.parity import check_parity
+from causal_attn.verify.checks.parity import check_parity
+from causal_attn.verify.feeds.feeder import Feeds
+from causal_attn.verify.interface.discover import discover
 
 GRAPH = "torch-gpt2-cached"
 LENGTHS = (1, 2, 5, 13)

@@ -21,9 +21,9 @@ from runtime_cases import (
     with_entries,
 )
 
-from causal_attn.contract import Contract
-from causal_attn.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
+from causal_attn.package.contract import Contract
+from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest
 
 
 @pytest.fixture(params=[Provider.CPU, Provider.OPENVINO, Provider.CUDA], ids=str)

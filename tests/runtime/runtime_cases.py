@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx_bytes import Node, Tensor, model
 
-from causal_attn.certificate import Certificate, Check, Verdict
-from causal_attn.contract import Contract, TensorContract
+from causal_attn.package.certificate import Certificate, Check, Verdict
+from causal_attn.package.contract import Contract, TensorContract
 
 __all__ = [
     "QKV",

@@ -13,7 +13,7 @@ from onnx_bytes import Node, Tensor, model
 from runtime_cases import contract_of
 
 from causal_attn.errors import ClosedError, InputError
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
 from causal_attn.runtime import load
 
 Arrays = tuple[NDArray[np.float32], ...]

@@ -21,7 +21,6 @@ from runtime_cases import (
     passed_certificate,
 )
 
-from causal_attn.certificate import Certificate, Check, Verdict
 from causal_attn.errors import (
     CertificateError,
     EngineError,
@@ -29,9 +28,10 @@ from causal_attn.errors import (
     ProviderError,
     UsageError,
 )
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
+from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.runtime import PlacedNode, available_providers, load, loading, providers
-from causal_attn.runtime.engine import SessionOptions
+from causal_attn.runtime.ort import SessionOptions
 from causal_attn.runtime.placement import read_placement, require_placement
 
 Arrays = tuple[NDArray[np.float32], ...]

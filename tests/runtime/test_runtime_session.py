@@ -16,7 +16,7 @@ from onnx_bytes import Node, Tensor, model
 from runtime_cases import attention_bytes, attention_contract, contract_of, expected
 
 from causal_attn.errors import ClosedError, EngineError, InputError
-from causal_attn.provider import Provider
+from causal_attn.machine.provider import Provider
 from causal_attn.runtime import Outputs, load
 from causal_attn.runtime.outputs import identifiers
 

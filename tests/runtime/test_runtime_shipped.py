@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from causal_attn import AttentionSpec, Provider, models
+from causal_attn.attention.example import worked_example
+from causal_attn.attention.numpy_reference import run_spec
 from causal_attn.errors import UsageError
-from causal_attn.example import worked_example
 from causal_attn.runtime import load
-from causal_attn.verify.checks import run_checks
-from causal_attn.verify.feeds import Feeder, Feeds
-from causal_attn.verify.oracle import run_spec
+from causal_attn.verify.checks.sequence import run_checks
+from causal_attn.verify.feeds.feeder import Feeder, Feeds
 
 PACKAGE = models.path("causal_attention")
 

@@ -27,7 +27,10 @@ Everything below `proof` is pure: no rule keeps state, and what is seen on the w
 
 from __future__ import annotations
 
-from causal_attn.verify.influence import (  # noqa: F401  importing a module registers its rules
+from causal_attn.verify.influence.feed import Known, ones, positions
+from causal_attn.verify.influence.proof import LENGTHS, prove
+from causal_attn.verify.influence.result import Leak, Proof
+from causal_attn.verify.influence.rules import (  # noqa: F401  importing a module registers its rules
     attention,
     contrib_attention,
     control,
@@ -42,8 +45,5 @@ from causal_attn.verify.influence import (  # noqa: F401  importing a module reg
     shapes,
     softmax,
 )
-from causal_attn.verify.influence.feed import Known, ones, positions
-from causal_attn.verify.influence.proof import LENGTHS, prove
-from causal_attn.verify.influence.result import Leak, Proof
 
 __all__ = ["LENGTHS", "Known", "Leak", "Proof", "ones", "positions", "prove"]

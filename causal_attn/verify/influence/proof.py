@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from causal_attn.certificate import Verdict
 from causal_attn.errors import InputError, PackageError
+from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
 from causal_attn.verify.influence.program import Program, read_program

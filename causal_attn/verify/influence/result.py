@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.certificate import Verdict
+from causal_attn.package.certificate import Verdict
 
 __all__ = ["Leak", "Proof"]
 

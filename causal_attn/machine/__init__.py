@@ -1,0 +1,1 @@
+"""What this machine has: execution providers, wheels, versions, and what is missing for a task."""

@@ -1,0 +1,186 @@
+"""What was checked, on what, with what result: `certificate.json`, bound to a model by sha256."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from causal_attn.errors import PackageError
+from causal_attn.package.json_text import parse_json, shown
+
+__all__ = ["SCHEMA", "Certificate", "Check", "Verdict"]
+
+SCHEMA = "causal_attn.certificate/1"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Verdict(StrEnum):
+    """Whether the graph is causal."""
+
+    CAUSAL = "causal"
+    NOT_CAUSAL = "not causal"
+    CONDITIONAL = "conditional"
+    """Causal while scores stay within ``score_bound`` (a finite mask constant is added)."""
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One check and its result.
+
+    Attributes:
+        name: Such as ``parity`` or ``future is invisible``.
+        passed: ``None``: it could not be decided; `detail` says why.
+        detail: One sentence for a person.
+        figures: Numbers behind it, as JSON values.
+        provider: Short name of the execution provider it ran on; ``""`` for a static check.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    provider: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """The checks a model went through.
+
+    Attributes:
+        digest: sha256 of the model, hex: see `causal_attn.package.digest`.
+        verdict: Of the causal claim.
+        checks: All of them, passed or not.
+        score_bound: With ``conditional``: the largest ``|score|`` under which the claim holds.
+        versions: Distribution name to version, of what did the checking.
+    """
+
+    digest: str
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    score_bound: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Every check passed and the verdict is causal, or conditional with its bound stated."""
+        return (
+            bool(self.checks)
+            and all(check.passed is True for check in self.checks)
+            and (
+                self.verdict is Verdict.CAUSAL
+                or (self.verdict is Verdict.CONDITIONAL and self.score_bound is not None)
+            )
+        )
+
+    def to_json(self) -> str:
+        """Indented JSON with sorted keys, the text of ``certificate.json``.
+
+        JSON has no ``nan`` and ``inf``: such a figure, which a failed check has good reason to
+        record, is written as the string ``"nan"``, ``"inf"`` or ``"-inf"``.
+
+        Raises:
+            PackageError: A figure is not a JSON value.
+        """
+        values = {
+            "schema": SCHEMA,
+            "digest": self.digest,
+            "verdict": str(self.verdict),
+            "checks": [
+                {
+                    "name": check.name,
+                    "passed": check.passed,
+                    "detail": check.detail,
+                    "figures": _finite(check.figures),
+                    "provider": check.provider,
+                }
+                for check in self.checks
+            ],
+            "score_bound": self.score_bound,
+            "versions": dict(self.versions),
+        }
+        try:
+            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise PackageError(f"The certificate must hold JSON values, got: {error}.") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Read what `to_json` wrote.
+
+        Raises:
+            PackageError: `text` is not JSON or not a certificate; the message says where.
+        """
+        values = parse_json(text, "The certificate")
+        if not isinstance(values, dict) or values.pop("schema", None) != SCHEMA:
+            raise PackageError(f"The certificate must be a JSON object with schema {SCHEMA!r}.")
+        known = {"digest", "verdict", "checks", "score_bound", "versions"}
+        if set(values) != known:
+            raise PackageError(
+                f"The certificate must have exactly the fields {sorted(known)}, "
+                f"got {shown(sorted(values))}."
+            )
+        try:
+            verdict = Verdict(values["verdict"])
+        except ValueError:
+            raise PackageError(
+                f"`verdict` must be one of {[str(v) for v in Verdict]}, got "
+                f"{shown(values['verdict'])}."
+            ) from None
+        digest, bound, versions = values["digest"], values["score_bound"], values["versions"]
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise PackageError(f"`digest` must be 64 hex digits, got {shown(digest)}.")
+        if not isinstance(versions, dict) or not all(
+            isinstance(version, str) for version in versions.values()
+        ):
+            raise PackageError(f"`versions` must be an object of strings, got {shown(versions)}.")
+        if bound is not None and (
+            not isinstance(bound, int | float)
+            or isinstance(bound, bool)
+            or not 0 < bound <= sys.float_info.max
+        ):
+            raise PackageError(
+                f"`score_bound` must be a finite number > 0 or null, got {shown(bound)}."
+            )
+        if not isinstance(values["checks"], list):
+            raise PackageError(f"`checks` must be a list, got {shown(values['checks'])}.")
+        return cls(
+            digest=digest,
+            verdict=verdict,
+            checks=tuple(_check(index, value) for index, value in enumerate(values["checks"])),
+            score_bound=bound,
+            versions=versions,
+        )
+
+
+def _check(index: int, value: Any) -> Check:
+    fields = {"name": str, "detail": str, "provider": str, "figures": dict}
+    if (
+        not isinstance(value, dict)
+        or set(value) != {*fields, "passed"}
+        or not all(isinstance(value[name], kind) for name, kind in fields.items())
+        or value["passed"] not in (True, False, None)
+        or isinstance(value["passed"], int | float) is not isinstance(value["passed"], bool)
+    ):
+        raise PackageError(
+            f"`checks[{index}]` must have name, passed, detail, figures and provider, got "
+            f"{shown(value)}."
+        )
+    return Check(**value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return value

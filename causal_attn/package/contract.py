@@ -1,0 +1,187 @@
+"""What a caller may feed a model and what comes back: `contract.json` of a variant."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from causal_attn.attention.spec import AttentionSpec
+from causal_attn.errors import PackageError, SpecError
+from causal_attn.machine.release import OLDEST
+from causal_attn.package.json_text import parse_json, shown
+
+__all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
+
+SCHEMA = "causal_attn.contract/2"
+
+DTYPES = (
+    "float16", "bfloat16", "float32", "float64",
+    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool",
+)  # fmt: skip
+"""Tensor dtypes a contract may name, by numpy's names (ml_dtypes' for bfloat16)."""
+
+MAX_OPSET = 1 << 15
+"""Far above any opset there is: what is larger is damage."""
+
+MAX_SIZE = (1 << 63) - 1
+"""ONNX dims are int64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorContract:
+    """One graph input or output.
+
+    Attributes:
+        name: As in the graph.
+        dtype: One of `DTYPES`.
+        dims: One entry an axis: an integer is fixed, a string is a named dim that has one size
+            throughout a call (``batch``, ``heads``, ``tokens``, ``features``). An expression of
+            named dims is written as ONNX writes it (``past_tokens + tokens``).
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contract:
+    """Inputs, outputs, and how attention is written in the graph.
+
+    Attributes:
+        inputs: In the order of the graph.
+        outputs: In the order of the graph.
+        form: ``decomposed``, ``attention``, ``gqa``, ``blocked``, or several joined by ``+`` for
+            a graph that switches between them by the number of tokens; ``captured`` for a user's
+            module all of whose attention was kept as it was written; ``foreign`` for a model of
+            others, whose interface `causal_attn.verify` found.
+        opset: Version of the default ONNX domain.
+        spec: The attention, if there is one for the whole graph; ``None`` for a user's module.
+        tokens: Name of the dim along which the graph is causal.
+        choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
+            ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
+            tokens. For a user's module also ``captured``: how many attention calls became the op
+            (``attend``), and why the others did not (``kept``: reason to number of calls). Empty
+            if there is nothing to say.
+        onnxruntime: ``major.minor`` of the oldest ONNX Runtime that runs the graph.
+    """
+
+    inputs: tuple[TensorContract, ...]
+    outputs: tuple[TensorContract, ...]
+    form: str
+    opset: int
+    spec: AttentionSpec | None = None
+    tokens: str = "tokens"
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    onnxruntime: str = OLDEST
+
+    def to_json(self) -> str:
+        """Indented JSON with sorted keys, the text of ``contract.json``.
+
+        Raises:
+            PackageError: `choice` holds something that is not a JSON value.
+        """
+        values = {
+            "schema": SCHEMA,
+            "inputs": [asdict(tensor) for tensor in self.inputs],
+            "outputs": [asdict(tensor) for tensor in self.outputs],
+            "form": self.form,
+            "opset": self.opset,
+            "spec": None if self.spec is None else self.spec.to_dict(),
+            "tokens": self.tokens,
+            "choice": dict(self.choice),
+            "onnxruntime": self.onnxruntime,
+        }
+        try:
+            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise PackageError(f"The contract must hold JSON values, got: {error}.") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Contract:
+        """Read what `to_json` wrote.
+
+        Raises:
+            PackageError: `text` is not JSON or not a contract; the message says where.
+        """
+        values = parse_json(text, "The contract")
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise PackageError(
+                f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}. "
+                "Export the model again with this version, or use the version that wrote it."
+            )
+        known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
+        known |= {"onnxruntime"}
+        if set(values) != known:
+            raise PackageError(
+                f"The contract must have exactly the fields {sorted(known)}, got "
+                f"{shown(sorted(values))}."
+            )
+        try:
+            spec = None if values["spec"] is None else AttentionSpec.from_dict(values["spec"])
+        except SpecError as error:
+            raise PackageError(f"The contract's spec is wrong: {error}") from None
+        opset = values["opset"]
+        if not isinstance(opset, int) or isinstance(opset, bool) or not 1 <= opset <= MAX_OPSET:
+            raise PackageError(
+                f"`opset` must be an integer from 1 to {MAX_OPSET}, got {shown(opset)}."
+            )
+        for name in ("form", "tokens"):
+            if not isinstance(values[name], str) or not values[name]:
+                raise PackageError(
+                    f"`{name}` must be a non-empty string, got {shown(values[name])}."
+                )
+        if not isinstance(values["choice"], dict):
+            raise PackageError(f"`choice` must be an object, got {shown(values['choice'])}.")
+        oldest = values["onnxruntime"]
+        if not isinstance(oldest, str) or not re.fullmatch(r"\d{1,4}\.\d{1,4}", oldest, re.ASCII):
+            raise PackageError(
+                f"`onnxruntime` must be the oldest release as 'major.minor', got {shown(oldest)}."
+            )
+        return cls(
+            inputs=_tensors("inputs", values["inputs"]),
+            outputs=_tensors("outputs", values["outputs"]),
+            form=values["form"],
+            opset=opset,
+            spec=spec,
+            tokens=values["tokens"],
+            choice=values["choice"],
+            onnxruntime=oldest,
+        )
+
+
+def _tensors(where: str, values: Any) -> tuple[TensorContract, ...]:
+    if not isinstance(values, list) or not values:
+        raise PackageError(f"`{where}` must be a non-empty list, got {shown(values)}.")
+    tensors = tuple(_tensor(f"{where}[{index}]", value) for index, value in enumerate(values))
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        raise PackageError(f"`{where}` must have distinct names, got {shown(names)}.")
+    return tensors
+
+
+def _tensor(where: str, value: Any) -> TensorContract:
+    if not isinstance(value, dict) or set(value) != {"name", "dtype", "dims"}:
+        raise PackageError(f"`{where}` must have name, dtype and dims, got {shown(value)}.")
+    if not isinstance(value["name"], str) or not value["name"]:
+        raise PackageError(
+            f"`{where}.name` must be a non-empty string, got {shown(value['name'])}."
+        )
+    if value["dtype"] not in DTYPES:
+        raise PackageError(
+            f"`{where}.dtype` must be one of {DTYPES}, got {shown(value['dtype'])}."
+        )
+    dims = value["dims"]
+    if not isinstance(dims, list) or not all(
+        (isinstance(dim, str) and dim)
+        or (isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim <= MAX_SIZE)
+        for dim in dims
+    ):
+        raise PackageError(
+            f"`{where}.dims` must be a list of names and sizes from 0 to {MAX_SIZE}, got "
+            f"{shown(dims)}."
+        )
+    return TensorContract(name=value["name"], dtype=value["dtype"], dims=tuple(dims))

@@ -1,0 +1,1 @@
+"""Time models in processes of their own, which take turns and leave the cores to each other."""

@@ -1,0 +1,1 @@
+"""The checks, one file each, and the order in which they run."""

@@ -1,0 +1,40 @@
+"""Where every node runs, as a check."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from causal_attn.package.certificate import Check
+from causal_attn.runtime import Session
+
+__all__ = ["check_placement", "count_placement"]
+
+
+def count_placement(session: Session) -> dict[str, int]:
+    """``"MatMul on cpu"`` to the number of such nodes, most first."""
+    counted = Counter(f"{node.op_type} on {node.provider}" for node in session.placement)
+    return dict(counted.most_common())
+
+
+def check_placement(session: Session) -> Check:
+    """Where every node runs, by ONNX Runtime's own record.
+
+    The runtime has refused a session with a node elsewhere already, but for integer arithmetic on
+    shapes that ONNX Runtime keeps on the host beside a GPU; those are counted here.
+    """
+    elsewhere = Counter(
+        f"{node.op_type} on {node.provider}"
+        for node in session.placement
+        if node.provider != session.provider
+    )
+    here = len(session.placement) - elsewhere.total()
+    detail = f"{here} of {len(session.placement)} nodes on {session.provider}"
+    if elsewhere:
+        detail += "; shapes: " + ", ".join(f"{n} {what}" for what, n in elsewhere.most_common())
+    return Check(
+        name="placement",
+        passed=here > 0,
+        detail=detail,
+        figures={"nodes": len(session.placement), "elsewhere": dict(elsewhere)},
+        provider=str(session.provider),
+    )

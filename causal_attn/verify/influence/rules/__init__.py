@@ -1,0 +1,1 @@
+"""The rules of the influence proof, one file for each kind of operator."""

@@ -1,0 +1,338 @@
+"""Which inputs of a graph hold tokens, which hold the past, which are fixed, which outputs count.
+
+For our own models the contract says so. For anyone's, names and dims of the ecosystem do
+(`input_ids`, `attention_mask`, `past_key_values.0.key`, `q`, `sequence_length`, …); where they do
+not, the caller is asked, never guessed for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from causal_attn.errors import UsageError
+from causal_attn.package.contract import DTYPES, Contract, TensorContract
+from causal_attn.verify import influence
+from causal_attn.verify.feeds.cache_slots import CAPACITY, HELD, has_buffers, held
+from causal_attn.verify.feeds.feeder import Feeder
+from causal_attn.verify.interface.fixed_dims import fixed_sizes
+from causal_attn.verify.interface.id_bounds import integer_bounds
+from causal_attn.verify.interface.naming import (
+    ATTENTION,
+    PAST_DIMS,
+    POSITIONS,
+    TOKEN_DIMS,
+    Dims,
+    belongs_to_cache,
+    is_mask,
+    pair_cache,
+    token_axis_by_name,
+)
+from causal_attn.verify.interface.roles import BATCH, PAST, TOKENS, Roles
+
+__all__ = ["BATCH", "PAST", "TOKENS", "Interface", "discover", "from_contract", "with_outputs"]
+
+_KINDS = {onnx.TensorProto.BFLOAT16} | {
+    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in DTYPES if name != "bfloat16"
+}
+"""Element types of ONNX that a contract has a name for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """How to feed a graph and what to look at.
+
+    Attributes:
+        feeder: Makes inputs; its contract has the dims ``batch``, ``tokens``, ``past_tokens``.
+        tokens: Inputs of new tokens, ``name -> axis``.
+        past: Inputs of the past.
+        total: Inputs of past and new tokens together.
+        outputs: Outputs with a token axis, ``name -> axis``.
+        known: Fixed inputs, as the influence proof takes them.
+        cache: Pairs of a past input and the present output that continues it.
+        mask: The input ``[batch, past and new tokens]`` that is 0 for padding, if there is one.
+        positions: The input of position ids, if there is one.
+        sizes: Dims of the graph, by the graph's own names, that have one size.
+        unplaced: Outputs to examine whose token axis only running shows.
+        notes: What was left out and why.
+    """
+
+    feeder: Feeder
+    tokens: Mapping[str, int]
+    past: Mapping[str, int] = field(default_factory=dict)
+    total: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, influence.Known] = field(default_factory=dict)
+    cache: tuple[tuple[str, str], ...] = ()
+    mask: str | None = None
+    positions: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fixed_tokens(self) -> int | None:
+        """The number of tokens, if the graph has only one."""
+        return self.feeder.pinned.get(TOKENS)
+
+
+def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
+    """The interface of a model of ours."""
+    static = has_buffers(contract)
+    feeder = Feeder(
+        contract=contract,
+        bounds=integer_bounds(model.graph),
+        fixed={HELD: held} if static else {},
+    )
+    tokens: dict[str, int] = {}
+    past: dict[str, int] = {}
+    total: dict[str, int] = {}
+    buffers: dict[str, int] = {}
+    for tensor in contract.inputs:
+        for axis, dim in enumerate(tensor.dims):
+            if dim == contract.tokens:
+                tokens.setdefault(tensor.name, axis)
+            elif dim == PAST:
+                past.setdefault(tensor.name, axis)
+            elif isinstance(dim, str) and contract.tokens in re.findall(r"\w+", dim):
+                total.setdefault(tensor.name, axis)
+            elif static and dim == CAPACITY:
+                # To the proof the slots that are written to hold the new tokens already: whoever
+                # reads one before its time reads the future.
+                buffers[tensor.name] = axis
+    results: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in contract.outputs}
+    written = pair_cache(buffers, results)
+    return Interface(
+        feeder=feeder,
+        tokens=tokens,
+        past=past,
+        total={name: axis for name, axis in total.items() if name not in tokens} | buffers,
+        outputs=_watched(feeder) | {present: buffers[past] for past, present in written},
+        known={HELD: _held_by_all} if static else {},
+        cache=written or pair_cache(past, results),
+    )
+
+
+def discover(
+    model: onnx.ModelProto,
+    path: Path,
+    *,
+    tokens_axis: Mapping[str, int] | None = None,
+    outputs: Iterable[str] | None = None,
+) -> Interface:
+    """The interface of any model.
+
+    Args:
+        model: Without its external data.
+        path: Of the model, for messages.
+        tokens_axis: Says which inputs hold new tokens and on which axis, instead of their names.
+        outputs: Says which outputs to look at, instead of all that have a token axis.
+
+    Raises:
+        UsageError: No input is known to hold tokens, or several axes might; or a name is wrong.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = {v.name: _dims(v) for v in model.graph.input if v.name not in weights}
+    results = {v.name: _dims(v) for v in model.graph.output}
+    _check_names("tokens_axis", tokens_axis or {}, inputs)
+    _check_names("outputs", dict.fromkeys(outputs or (), 0), results)
+    tokens = _sharing(dict(tokens_axis or _named_tokens(inputs, path)), inputs)
+    past = {
+        name: axis for name, dims in inputs.items() if (axis := _past_axis(name, dims, tokens))
+    }
+    sizes = fixed_sizes(model.graph)
+    roles = Roles(inputs, tokens, past, sizes)
+    contract = Contract(
+        inputs=tuple(
+            _tensor(value, roles.input_dims(value.name))
+            for value in model.graph.input
+            if value.name in inputs
+        ),
+        outputs=tuple(
+            _tensor(value, roles.output_dims(results[value.name])) for value in model.graph.output
+        ),
+        form="foreign",
+        opset=next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1),
+    )
+    feeder = Feeder(
+        contract=contract,
+        bounds=integer_bounds(model.graph),
+        fixed=roles.fixed,
+        pinned=roles.pinned,
+        examined=None if outputs is None else frozenset(outputs),
+    )
+    watched = _watched(feeder)
+    wanted = list(results) if outputs is None else list(outputs)
+    return Interface(
+        feeder=feeder,
+        tokens=tokens,
+        past=past,
+        total=roles.total,
+        outputs={name: axis for name, axis in watched.items() if name in wanted},
+        known=roles.known,
+        cache=pair_cache(past, results),
+        mask=roles.mask,
+        positions=next((name for name in inputs if name in POSITIONS), None),
+        sizes=sizes,
+        # A dim without a name may still be the tokens: running it shows which grows with them.
+        unplaced=tuple(
+            name
+            for name in wanted
+            if name not in watched
+            and (outputs or not all(isinstance(d, int) for d in results[name]))
+        ),
+        notes=(*_notes(results, wanted, past), *_unfollowed(inputs, roles)),
+    )
+
+
+def _notes(
+    results: Mapping[str, Dims],
+    wanted: list[str],
+    past: Mapping[str, int],
+) -> tuple[str, ...]:
+    notes = [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
+    if past and not pair_cache(past, results):
+        notes.append("decode: no output continues every past input")
+    return tuple(notes)
+
+
+def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
+    """Inputs in which no position is followed: their values are fixed, or their axes unknown."""
+    notes = []
+    followed = {*roles.tokens, *roles.past, *roles.total} - set(roles.fixed)
+    for name, dims in inputs.items():
+        if name in followed:
+            continue
+        if name in roles.fixed:
+            # Masks and positions have checks of their own.
+            if not is_mask(name) and name not in POSITIONS and "len" not in name:
+                notes.append(f"input {name!r}: only the values it has in one segment, all alike")
+            continue
+        loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
+        if loose:
+            notes.append(
+                f"input {name!r}: axis {loose[0]} is dynamic and not known to hold tokens; if it "
+                f"does, say --tokens-axis {name}={loose[0]}"
+            )
+    return notes
+
+
+def _named_tokens(inputs: Mapping[str, Dims], path: Path) -> dict[str, int]:
+    """Token inputs by their names and dims.
+
+    Raises:
+        UsageError: There are none, or it could be one or the other.
+    """
+    found: dict[str, int] = {}
+    unclear: list[str] = []
+    for name, dims in inputs.items():
+        if belongs_to_cache(name) or is_mask(name):
+            continue
+        axis = token_axis_by_name(name, dims)
+        named = [at for at, dim in enumerate(dims) if dim in TOKEN_DIMS]
+        if axis is None and len(named) == 1:
+            axis = named[0]
+        if axis is None:
+            unclear += [f"{name}={at}" for at in named]
+        elif name in found or axis < len(dims):
+            found[name] = axis
+    # Queries and keys may have dims of their own, and positions follow the tokens.
+    leading = {name: axis for name, axis in found.items() if name not in ATTENTION | POSITIONS}
+    dims_of = {inputs[name][axis] for name, axis in leading.items()}
+    if len({dim for dim in dims_of if isinstance(dim, str)}) > 1:
+        unclear = [f"{name}={axis}" for name, axis in leading.items()]
+    elif set(found) - POSITIONS:
+        return found
+    if len(unclear) > 1:
+        raise UsageError(
+            f"`tokens_axis` must pick the tokens of {path.name} out of several candidates, got "
+            f"{', '.join(unclear)}. For example --tokens-axis {unclear[0]}"
+        )
+    listed = ", ".join(f"{name} {dims}" for name, dims in inputs.items())
+    example = next(iter(inputs), "x")
+    raise UsageError(
+        f"`tokens_axis` must say which axis of {path.name} the tokens lie along, got nothing and "
+        f"the names do not tell: {listed or 'it has no inputs'}. For example "
+        f"--tokens-axis {example}=1"
+    )
+
+
+def _sharing(tokens: dict[str, int], inputs: Mapping[str, Dims]) -> dict[str, int]:
+    """`tokens` and the inputs with an axis of the same name: they run along the tokens too."""
+    words = {inputs[name][axis] for name, axis in tokens.items()}
+    for name, dims in inputs.items():
+        shared = [at for at, dim in enumerate(dims) if isinstance(dim, str) and dim in words]
+        if shared and not is_mask(name) and not belongs_to_cache(name):
+            tokens.setdefault(name, shared[0])
+    return tokens
+
+
+def _past_axis(name: str, dims: Dims, tokens: Mapping[str, int]) -> int | None:
+    if name in tokens or not belongs_to_cache(name):
+        return None
+    named = [axis for axis, dim in enumerate(dims) if dim in PAST_DIMS]
+    if named:
+        return named[0]
+    return {4: 2, 3: 1, 5: 3}.get(len(dims))
+
+
+def _held_by_all(shape: tuple[int, ...], axis: int, past: int) -> NDArray[Any]:
+    return np.full(shape, past)
+
+
+def _watched(feeder: Feeder) -> dict[str, int]:
+    axes = {tensor.name: feeder.token_axis(tensor) for tensor in feeder.contract.outputs}
+    return {name: axis for name, axis in axes.items() if axis is not None}
+
+
+def _dims(value: onnx.ValueInfoProto) -> Dims:
+    shape = value.type.tensor_type.shape
+    return [
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+        for dim in shape.dim
+    ]
+
+
+def _tensor(value: onnx.ValueInfoProto, dims: tuple[str | int, ...]) -> TensorContract:
+    kind = value.type.tensor_type.elem_type
+    if not value.type.HasField("tensor_type") or kind not in _KINDS:
+        raise UsageError(
+            f"`path` must have tensors of numbers as inputs and outputs, got {value.name!r} of "
+            f"another type. Such a model cannot be fed here."
+        )
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind).name
+    return TensorContract(name=value.name, dtype=dtype, dims=dims)
+
+
+def _check_names(argument: str, given: Mapping[str, int], known: Mapping[str, Any]) -> None:
+    for name, axis in given.items():
+        if name not in known:
+            raise UsageError(f"`{argument}` must name one of {list(known)}, got {name!r}.")
+        if not 0 <= axis < max(1, len(known[name])):
+            raise UsageError(
+                f"`{argument}[{name!r}]` must be an axis of {known[name]}, got {axis}."
+            )
+
+
+def with_outputs(interface: Interface, axes: Mapping[str, int]) -> Interface:
+    """`interface` with the token axes of outputs found by running it."""
+    contract = interface.feeder.contract
+    outputs = tuple(
+        replace(
+            tensor,
+            dims=tuple(
+                TOKENS if axes.get(tensor.name) == axis else dim
+                for axis, dim in enumerate(tensor.dims)
+            ),
+        )
+        for tensor in contract.outputs
+    )
+    feeder = replace(interface.feeder, contract=replace(contract, outputs=outputs))
+    return replace(interface, feeder=feeder, outputs={**interface.outputs, **axes}, unplaced=())

@@ -1,0 +1,90 @@
+"""At which sizes a model of others runs: found by trying, said in the report, never guessed.
+
+A table of positions has an end; ONNX Runtime's `GroupQueryAttention` refuses several sequences
+with a past and several new tokens on the CPU. Such sizes are left out of the checks by name. What
+fails between sizes that run is another matter and fails its check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from causal_attn.errors import CausalAttnError
+from causal_attn.runtime import Session
+from causal_attn.verify.feeds.feeder import Sizes
+from causal_attn.verify.interface.discover import BATCH, PAST, TOKENS, Interface
+
+__all__ = ["Runnable", "find_runnable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runnable:
+    """Sizes that a model runs at.
+
+    Attributes:
+        interface: Its feeder keeps to them.
+        lengths: Tokens; empty if nothing runs.
+        notes: What was left out and why.
+        reason: With no lengths: what the engine said.
+    """
+
+    interface: Interface
+    lengths: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def find_runnable(session: Session, interface: Interface, lengths: Sequence[int]) -> Runnable:
+    """Try the extremes: the longest lengths, several sequences, a past, and both together."""
+    fixed = interface.fixed_tokens
+    lengths = sorted(lengths if fixed is None else (fixed,))
+    pinned = dict(interface.feeder.pinned)
+    notes = []
+    some = next((length for length in lengths if length > 1), lengths[0])
+    plain = {TOKENS: some, BATCH: 1, PAST: 0, **pinned}
+    if reason := _failure(session, interface, plain):
+        return Runnable(interface=interface, lengths=(), reason=reason)
+    if BATCH not in pinned and (why := _failure(session, interface, {**plain, BATCH: 2})):
+        pinned[BATCH] = 1
+        notes.append(f"several sequences: the model does not run them ({why})")
+    single_past = False
+    if interface.past and PAST not in pinned:
+        behind = {**plain, PAST: 3}
+        if why := _failure(session, interface, behind):
+            pinned[PAST] = 0
+            notes.append(f"a past with {some} new tokens: the model does not run it ({why})")
+        elif BATCH not in pinned and (why := _failure(session, interface, {**behind, BATCH: 2})):
+            single_past = True
+            notes.append(
+                f"several sequences with a past and {some} new tokens: the model does not run "
+                f"them ({why})"
+            )
+    feeder = replace(interface.feeder, pinned=pinned, single_past=single_past)
+    interface = replace(interface, feeder=feeder)
+    usable = list(lengths)
+    while len(usable) > 1:
+        (sizes,) = feeder.cases((usable[-1],))
+        why = _failure(session, interface, {**sizes, PAST: pinned.get(PAST, _LONGEST_PAST)})
+        if not why:
+            break
+        usable.pop()
+    if len(usable) < len(lengths):
+        notes.append(f"lengths above {usable[-1]}: the model does not run there")
+    return Runnable(interface=interface, lengths=tuple(usable), notes=tuple(notes))
+
+
+_LONGEST_PAST = 33
+"""As the feeder's cases have it."""
+
+
+def _failure(session: Session, interface: Interface, sizes: Sizes) -> str:
+    """What the engine says of a call, in one line; empty if it runs."""
+    (case,) = interface.feeder.cases((sizes[TOKENS],))
+    try:
+        session.run(interface.feeder.make({**case, **sizes}, np.random.default_rng(0)))
+    except CausalAttnError as error:
+        return str(error).splitlines()[0][:300]
+    return ""

@@ -1,0 +1,1 @@
+"""Which form a graph is written in: by measurement, or by a fixed table."""

@@ -1,0 +1,1 @@
+"""``torch.compile(f, backend="causal_attn")``."""

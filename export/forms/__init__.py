@@ -1,0 +1,1 @@
+"""How attention is written in a graph: one lowering of ``causal_attn::attend`` a form."""

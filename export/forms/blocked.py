@@ -1,0 +1,153 @@
+"""Form ``blocked``: query blocks, each over the part of the past that it can see.
+
+Half of a causal ``[tokens, tokens]`` matrix is masked, and all of it is memory. Here an ONNX
+``Scan`` walks over blocks of queries; a block meets only the keys from the first that its first
+query sees to the last that its last query sees, so that what is masked is one triangle a block
+(two with a window), and nothing of ``[tokens, tokens]`` exists. The op inside a block is ONNX
+Runtime's ``GroupQueryAttention`` where it fits, see `causal_attn.export.forms.blocked_gqa`, and
+``Attention`` elsewhere, see `causal_attn.export.forms.blocked_attention`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causal_attn.attention.spec import AttentionSpec
+from causal_attn.errors import UsageError
+from causal_attn.export.forms.attention import NARROW_ATTENTION
+from causal_attn.export.forms.blocked_attention import LEAST_HEADS, UNLIMITED, blocks_of_attention
+from causal_attn.export.forms.blocked_gqa import OLDEST_ONNXRUNTIME, blocks_of_gqa
+from causal_attn.export.forms.form import LONGEST_WINDOW, Form
+from causal_attn.machine.provider import Provider
+from causal_attn.machine.release import release
+from causal_attn.runtime.ort import installed_version
+
+__all__ = ["BLOCKED", "blocked"]
+
+
+def _lower(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    return_weights: bool = True,
+    past_lengths: Tensor | None = None,
+    *,
+    least_heads: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if past_lengths is not None:
+        raise UsageError("form 'blocked' takes no `past_lengths`.")
+    if kv_lengths is not None:
+        raise UsageError("form 'blocked' takes no `kv_lengths`.")
+    if return_weights:
+        raise UsageError("form 'blocked' never holds the weights: return_weights=False.")
+    empty = query.new_empty(0)
+    present_key, present_value = empty, empty
+    attributes: dict[str, Any]
+    if past_key is not None and past_value is not None:
+        key = present_key = torch.cat([past_key, key], dim=-2)
+        value = present_value = torch.cat([past_value, value], dim=-2)
+    if (step := _heads_of_a_step(query, key, value, least_heads)) is not None:
+        heads, kv_heads = query.shape[1], key.shape[1]
+        name = "Grouped"
+        # 0 is the op's own word for the default scale, and for no softcap.
+        attributes = {
+            "num_heads": heads,
+            "kv_num_heads": kv_heads,
+            "scale": float(scale or 0),
+            "softcap": float(softcap or 0),
+        }
+        if step < kv_heads:
+            name += "Stepped"
+            attributes["step_num_heads"] = step * heads // kv_heads
+            attributes["step_kv_num_heads"] = step
+        if window is not None:
+            name += "Window"
+            # ONNX Runtime keeps 32 bits; a sequence has fewer tokens.
+            attributes["local_window_size"] = min(window, LONGEST_WINDOW)
+        name += "Blocks"
+    else:
+        name, attributes = (
+            "Blocks",
+            {
+                "window": window or UNLIMITED,
+                "least_heads": least_heads,
+                "softcap": float(softcap or 0),
+            },
+        )
+        if scale is not None:
+            name, attributes["scale"] = "ScaledBlocks", float(scale)
+    (output,) = torch.onnx.ops.symbolic_multi_out(
+        f"causal_attn::{name}",
+        [query, key, value],
+        attributes,
+        dtypes=(query.dtype,),
+        shapes=((*query.shape[:3], value.shape[3]),),
+        version=1,
+    )
+    return output, empty, present_key, present_value
+
+
+def _heads_of_a_step(query: Tensor, key: Tensor, value: Tensor, least_heads: int) -> int | None:
+    """Key/value heads of a step of `GroupQueryAttention`; ``None``: the op does not fit.
+
+    As few as have `least_heads` query heads, since the scores of a step should stay in cache. An
+    older ONNX Runtime here could not check the graph.
+    """
+    if release(installed_version()) < release(OLDEST_ONNXRUNTIME):
+        return None
+    heads, kv_heads, features = query.shape[1], key.shape[1], query.shape[3]
+    known = isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(features, int)
+    if not known or features % 8 or value.shape[3] != features:
+        return None
+    steps = [count for count in range(1, kv_heads + 1) if kv_heads % count == 0]
+    enough = [count for count in steps if count * heads // kv_heads >= least_heads]
+    return enough[0] if enough else kv_heads
+
+
+def _refuse(spec: AttentionSpec, provider: Provider) -> str | None:
+    if provider is not Provider.CPU:
+        return (
+            "form 'blocked' is for cpu: elsewhere a loop in the graph goes back to the host at "
+            "every step."
+        )
+    return None
+
+
+def blocked(least_heads: int = LEAST_HEADS) -> Form:
+    """The form, for a machine that runs `least_heads` heads at once."""
+    return Form(
+        name="blocked",
+        lower=partial(_lower, least_heads=least_heads),
+        opset=23,
+        dtypes=frozenset({torch.float32}),
+        weights=False,
+        narrow=NARROW_ATTENTION,
+        refuse=_refuse,
+        functions=(
+            blocks_of_gqa("GroupedBlocks", window=False, stepped=False),
+            blocks_of_gqa("GroupedWindowBlocks", window=True, stepped=False),
+            blocks_of_gqa("GroupedSteppedBlocks", window=False, stepped=True),
+            blocks_of_gqa("GroupedSteppedWindowBlocks", window=True, stepped=True),
+            blocks_of_attention(
+                "Blocks", "window, least_heads, softcap", "softcap: float = @softcap"
+            ),
+            blocks_of_attention(
+                "ScaledBlocks",
+                "window, least_heads, softcap, scale",
+                "softcap: float = @softcap, scale: float = @scale",
+            ),
+        ),
+    )
+
+
+BLOCKED = blocked()

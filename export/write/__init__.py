@@ -1,0 +1,1 @@
+"""From an ExportedProgram to an ONNX file with its contract, checked."""

@@ -1,0 +1,127 @@
+"""One graph of a target: written to a file with its contract, and checked on a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from causal_attn.errors import CheckError, EngineError, PackageError
+from causal_attn.export.capture.sdpa import attention_calls
+from causal_attn.export.choose.choice import Choice
+from causal_attn.export.target import Target
+from causal_attn.export.torch_output import ExportLog
+from causal_attn.export.torch_runs import baseline, oracle
+from causal_attn.export.write.onnx_model import lower, save_model, tensor_contracts
+from causal_attn.export.write.required_runtime import oldest_onnxruntime
+from causal_attn.export.write.switch import switch
+from causal_attn.machine.provider import Provider
+from causal_attn.package.certificate import Certificate
+from causal_attn.package.contract import Contract
+from causal_attn.package.digest import CONTRACT_KEY, model_digest, write_metadata
+from causal_attn.runtime import load
+from causal_attn.verify.checks.decode import check_decode
+from causal_attn.verify.checks.file import check_inputs_are_read, check_proof, read_model
+from causal_attn.verify.checks.placement import check_placement
+from causal_attn.verify.checks.sequence import certify, run_checks
+from causal_attn.verify.interface.discover import from_contract
+
+__all__ = ["check_graph", "write_graph"]
+
+
+def write_graph(
+    program: ExportedProgram,
+    target: Target,
+    choice: Choice,
+    opset: int,
+    folder: Path,
+    log: ExportLog,
+) -> tuple[Path, Contract]:
+    """Write `program` with attention in the forms of `choice`, into a new `folder`.
+
+    Returns:
+        The model's file and its contract, which is inside the file too.
+
+    Raises:
+        CaptureError: torch.onnx cannot write the program; see `lower`.
+    """
+    models = [lower(program, target, form, opset, log) for form in choice.forms]
+    names = [form.name for form in choice.forms]
+    model = models[0] if len(models) == 1 else switch(models, names, choice.last)
+    folder.mkdir()
+    file = folder / "model.onnx"
+    save_model(model, file)
+    calls = attention_calls(program)
+    reason = choice.to_dict() | ({} if target.spec is not None else {"captured": calls})
+    contract = Contract(
+        inputs=tensor_contracts(model.graph.inputs),
+        outputs=tensor_contracts(model.graph.outputs),
+        form=choice.name if calls["attend"] else "captured",
+        opset=opset,
+        spec=target.spec,
+        choice=reason,
+        onnxruntime=oldest_onnxruntime(model),
+    )
+    write_metadata(file, {CONTRACT_KEY: contract.to_json()})
+    return file, contract
+
+
+def check_graph(
+    file: Path,
+    provider: Provider,
+    target: Target,
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    on_step: Callable[[str], None],
+) -> Certificate:
+    """Every check of one graph on one provider.
+
+    Raises:
+        CheckError: One of them did not pass.
+    """
+    model = read_model(file)
+    try:
+        loaded = load(file, provider, accept="unverified")
+    except (PackageError, EngineError) as error:
+        raise CheckError(
+            f"The exported graph must load on {provider}, got: {error}. No package was written."
+        ) from None
+    with loaded as session:
+        interface = from_contract(session.contract, model)
+        interface = replace(interface, feeder=replace(interface.feeder, bounds=target.bounds))
+        on_step("influence proof")
+        proved = check_proof(model, interface, file.parent)
+        checks = [check_inputs_are_read(model.graph), proved.check, check_placement(session)]
+        checks += run_checks(
+            session,
+            interface.feeder,
+            oracle(target),
+            baseline(target),
+            lengths=lengths,
+            on_check=on_step,
+        )
+        decode = check_decode(session, interface)
+        if decode is not None:
+            checks.append(decode)
+    certificate = certify(
+        model_digest(file),
+        checks,
+        proved=proved.proof.verdict,
+        score_bound=proved.proof.score_bound,
+    )
+    if not certificate.passed:
+        wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
+        remedy = (
+            " `dtype` float64 holds only where ONNX keeps no constant in an attribute, which has "
+            "32 bits (an epsilon, a scale): export in float32."
+            if dtype is torch.float64
+            else ""
+        )
+        raise CheckError(
+            f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "
+            f"No package was written.{remedy}"
+        )
+    return certificate

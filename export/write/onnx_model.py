@@ -1,0 +1,190 @@
+"""From an ExportedProgram to a clean ONNX model: our names, nothing of the machine."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.export import ExportedProgram
+
+from causal_attn.attention.operator import ATTEND
+from causal_attn.errors import CaptureError
+from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
+from causal_attn.export.capture.trace import input_values, refuse_narrowed_dims
+from causal_attn.export.forms.table import Form
+from causal_attn.export.target import Target
+from causal_attn.export.torch_output import ExportLog, quiet
+from causal_attn.export.write.inline_functions import write_functions
+from causal_attn.package.contract import TensorContract
+
+__all__ = ["lower", "save_model", "tensor_contracts"]
+
+EXTERNAL_BYTES = 256 * 2**20
+"""Weights above this go to ``model.onnx.data``; protobuf itself ends at 2 GiB."""
+
+
+def lower(
+    program: ExportedProgram, target: Target, form: Form, opset: int, log: ExportLog
+) -> ir.Model:
+    """Write `program` as an ONNX model at `opset`, attention in `form`.
+
+    Raises:
+        CaptureError: A buffer or an input is written to, or torch.onnx has no translation for an
+            op; the message names it and the log.
+    """
+    try:
+        with quiet(log), torch.no_grad():
+            lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
+            _refuse_mutation(lowered)
+            if not target.guarded:
+                # Decompositions branch too, and torch checks their guards against nothing.
+                refuse_narrowed_dims(lowered, target)
+            onnx_program = torch.onnx.export(
+                lowered,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(target.examples),
+                output_names=list(target.outputs),
+                optimize=True,
+                verbose=False,
+            )
+    except CaptureError:
+        raise
+    # Any failure of the exporter, under any type, becomes ours with its report in the log.
+    except Exception as error:  # noqa: BLE001
+        log.add(traceback.format_exc())
+        found = re.search(r"No ONNX function found for .*?op='([\w.]+)'", str(error))
+        what = (
+            found[1] if found else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        )
+        raise CaptureError(
+            f"`target` must use only ops that torch.onnx can write at opset {opset}, got "
+            f"{what[:300]}. torch's own report is in {log.save()}."
+        ) from None
+    if onnx_program is None:
+        raise CaptureError(f"torch.onnx returned no model; its report is in {log.save()}.")
+    model: ir.Model = onnx_program.model
+    write_functions(model, form.functions)
+    _strip_metadata(model)
+    _name_dims(model, program, target)
+    _drop_unused_results(model)
+    return model
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write `model`, with large weights in ``<path>.data`` beside it."""
+    size = sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+    external = f"{path.name}.data" if size > EXTERNAL_BYTES else None
+    ir.save(model, path, external_data=external)
+
+
+def tensor_contracts(values: Iterable[ir.Value]) -> tuple[TensorContract, ...]:
+    """Name, dtype and dims of graph inputs or outputs."""
+    return tuple(
+        TensorContract(
+            name=value.name or "",
+            dtype=value.dtype.numpy().name if value.dtype is not None else "",
+            dims=tuple(
+                dim if isinstance(dim, int) else (dim.value or "?") for dim in value.shape or ()
+            ),
+        )
+        for value in values
+    )
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    """Refuse a buffer written in forward: every run of the graph would start from the first value.
+
+    torch.export lists such writes only once the program is functional, after decompositions.
+
+    Raises:
+        CaptureError: Naming the buffers.
+    """
+    signature = program.graph_signature
+    mutated = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if mutated:
+        raise CaptureError(
+            f"`target` must not change its buffers or inputs, got writes to {sorted(mutated)}: an "
+            "ONNX graph keeps no state, so every run would start from the first value. Take the "
+            "cache as an input and return the new one."
+        )
+
+
+def _strip_metadata(model: ir.Model) -> None:
+    """Remove what torch.onnx writes about the machine it ran on: stack traces with paths."""
+    model.metadata_props.clear()
+    model.doc_string = None
+    # "2.13.0+cpu" and "2.13.0+cu130" write the same graph.
+    model.producer_version = torch.__version__.partition("+")[0]
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for part in (graph, *graph.subgraphs()):
+            part.metadata_props.clear()
+            part.doc_string = None
+            for value in (*part.inputs, *part.initializers.values()):
+                value.metadata_props.clear()
+                value.doc_string = None
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            value.doc_string = None
+
+
+def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> None:
+    """Give dims the target's names: an ExportedProgram reaches torch.onnx with ``s33``.
+
+    Shapes of the graph's inputs and outputs are torch's own. Shapes between them are dropped: an
+    inference on operators that torch does not know leaves wrong ones (a total length of 0).
+    """
+    names: dict[str, str] = {}
+    inputs = {name: value.shape for name, value in input_values(program, target).items()}
+    for input_name, axes in target.dims.items():
+        for axis, name in axes.items():
+            names[str(inputs[input_name][axis])] = name
+    results: Any = program.graph.output_node().args[0]
+    outputs = [result.meta["val"].shape for result in results]
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
+            output.shape = None
+    for value in model.graph.inputs:
+        value.shape = _shape(inputs[value.name or ""], names)
+    for value, shape in zip(model.graph.outputs, outputs, strict=True):
+        value.shape = _shape(shape, names)
+
+
+def _shape(sizes: Iterable[int | torch.SymInt], names: Mapping[str, str]) -> ir.Shape:
+    return ir.Shape([size if isinstance(size, int) else _named(size, names) for size in sizes])
+
+
+def _named(size: torch.SymInt, names: Mapping[str, str]) -> str:
+    # Swap all symbols in one pass: names given to one must not be read as symbols again.
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), str(size))
+    terms = [term.strip() for term in text.split("+")]
+    return " + ".join(sorted(terms)) if all(term.isidentifier() for term in terms) else text
+
+
+def _drop_unused_results(model: ir.Model) -> None:
+    """Blank optional outputs nobody reads, so that a kernel does not fill them.
+
+    But not those of GroupQueryAttention: ONNX Runtime's CPU kernel works in tiles only when it
+    writes the present, and otherwise holds all scores (2,048 tokens: 0.9 against 0.6 x torch).
+    """
+    RemoveUnusedNodesPass()(model)
+    for node in model.graph.all_nodes():
+        if node.op_type == "GroupQueryAttention":
+            continue
+        for output in node.outputs:
+            if not output.uses() and not output.is_graph_output():
+                output.name = ""

@@ -1,0 +1,258 @@
+"""What a caller feeds a session, checked against the contract before ONNX Runtime sees it.
+
+ONNX Runtime reads big-endian arrays as if they were little-endian, takes lists, drops the mask of
+a masked array, broadcasts inputs that share a dim name but not its size, and takes zero tokens.
+Each of these is refused here. Nothing is cast; an array is copied only where its memory is not
+C-contiguous and aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.attention.spec import CacheKind
+from causal_attn.errors import InputError
+from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.package.dims import DimExpression
+
+__all__ = ["FeedCheck"]
+
+# Bits of `ndarray.flags.num`: one read instead of two.
+_C_CONTIGUOUS = 0x0001
+_ALIGNED = 0x0100
+_PLAIN_MEMORY = _C_CONTIGUOUS | _ALIGNED
+
+_MOST_KNOWN = 256
+"""Combinations of shapes that are remembered: a service has few, a growing cache ever new ones."""
+
+
+class _InputRule:
+    """One input's contract, taken apart once so that a call compares integers."""
+
+    __slots__ = ("dtype", "expressions", "fixed", "name", "named", "rank", "tensor")
+
+    def __init__(self, tensor: TensorContract) -> None:
+        self.tensor = tensor
+        self.name = tensor.name
+        self.dtype = np.dtype(tensor.dtype)
+        self.rank = len(tensor.dims)
+        self.fixed: list[tuple[int, int]] = []
+        # Axis, dim, smallest size: a cache is empty before the first token, nothing else is.
+        self.named: list[tuple[int, str, int]] = []
+        self.expressions: list[tuple[int, DimExpression]] = []
+        for axis, dim in enumerate(tensor.dims):
+            if isinstance(dim, int):
+                self.fixed.append((axis, dim))
+            elif (expression := DimExpression.parse(dim)) is not None:
+                self.expressions.append((axis, expression))
+            else:
+                self.named.append((axis, dim, 0 if dim.startswith("past") else 1))
+
+
+class FeedCheck:
+    """Turns the arguments of a call into a feed that keeps the contract, or refuses them.
+
+    Args:
+        contract: Of the model; its dtypes must be numpy's.
+
+    Safe to call from many threads: of a call it keeps nothing but shapes that were right, in one
+    set whose methods are atomic.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        self._rules = [_InputRule(tensor) for tensor in contract.inputs]
+        self._names = tuple(tensor.name for tensor in contract.inputs)
+        self._name_set = frozenset(self._names)
+        self._known: set[tuple[tuple[int, ...], ...]] = set()
+        spec = contract.spec
+        self._fills = spec is not None and spec.cache is CacheKind.STATIC
+
+    def bind(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """The feed of positional `arrays`, in the order of the contract, and `named` ones.
+
+        Raises:
+            InputError: An input is missing, unknown or given twice, or is not an array with the
+                dtype and dims of the contract.
+        """
+        if len(arrays) > len(self._names):
+            raise InputError(
+                f"`arrays` must be at most the {len(self._names)} inputs {self._listed()}, got "
+                f"{len(arrays)} arrays."
+            )
+        feeds = dict(zip(self._names, arrays, strict=False))
+        if named:
+            for name in feeds:
+                if name in named:
+                    raise InputError(f"`{name}` must be given once, got it by position and name.")
+            feeds.update(named)
+        return self._checked(feeds)
+
+    def check(self, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """A copy of `feeds`, of which the arrays are copied only where they must be.
+
+        Raises:
+            InputError: As in `bind`.
+        """
+        return self._checked(dict(feeds))
+
+    def check_room(self, lengths: NDArray[Any], tokens: int, capacity: int) -> None:
+        """Refuse new tokens that do not fit into a cache of fixed capacity.
+
+        ONNX Runtime's kernel would return a longer one, without a word.
+
+        Raises:
+            InputError: A sequence of `lengths` has less than `tokens` slots left.
+        """
+        if self._fills and (lengths.min() < 0 or lengths.max() + tokens > capacity):
+            raise InputError(
+                f"`past_lengths` must be 0 to {capacity - tokens}, got {lengths.tolist()}: the "
+                f"cache has {capacity} slots and {tokens} new tokens go behind those it holds."
+            )
+
+    def _checked(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        feeds = self._fitting(feeds)
+        if self._fills:
+            tokens, capacity = feeds["q"].shape[2], feeds["past_key"].shape[2]
+            self.check_room(feeds["past_lengths"], tokens, capacity)
+        return feeds
+
+    def _fitting(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        if feeds.keys() != self._name_set:
+            self._refuse_names(feeds)
+        if self._is_known(feeds):
+            return feeds
+        sizes: dict[str, int] = {}
+        for rule in self._rules:
+            array = feeds[rule.name]
+            if type(array) is not np.ndarray:
+                array = feeds[rule.name] = _base_array(rule, array)
+            dtype = array.dtype
+            if dtype is not rule.dtype and dtype != rule.dtype:
+                _refuse_dtype(rule, dtype)
+            shape = array.shape
+            if len(shape) != rule.rank:
+                _refuse_rank(rule, shape)
+            for axis, size in rule.fixed:
+                if shape[axis] != size:
+                    _refuse_size(rule, axis, f"{size}", shape)
+            for axis, dim, least in rule.named:
+                size = shape[axis]
+                if sizes.setdefault(dim, size) != size:
+                    self._refuse_shared(rule, dim, sizes[dim], size)
+                if size < least:
+                    _refuse_size(rule, axis, "at least 1", shape)
+            if array.flags.num & _PLAIN_MEMORY != _PLAIN_MEMORY:
+                feeds[rule.name] = np.require(array, requirements=["C", "A"])
+        for rule in self._rules:
+            for axis, expression in rule.expressions:
+                _check_expression(rule, axis, expression, feeds[rule.name].shape, sizes)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(tuple([feeds[name].shape for name in self._names]))
+        return feeds
+
+    def _is_known(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether everything is right because these shapes were: half the time of looking."""
+        shapes = []
+        for rule in self._rules:
+            array = feeds[rule.name]
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not rule.dtype
+                or array.flags.num & _PLAIN_MEMORY != _PLAIN_MEMORY
+            ):
+                return False
+            shapes.append(array.shape)
+        return tuple(shapes) in self._known
+
+    def _refuse_names(self, feeds: Mapping[str, Any]) -> NoReturn:
+        missing = [name for name in self._names if name not in feeds]
+        unknown = [name for name in feeds if name not in self._name_set]
+        parts = [f"no {', '.join(map(repr, missing))}"] if missing else []
+        if unknown:
+            parts.append(f"unknown {', '.join(map(repr, unknown))}")
+        raise InputError(f"The inputs must be {self._listed()}, got {' and '.join(parts)}.")
+
+    def _refuse_shared(self, rule: _InputRule, dim: str, first: int, size: int) -> NoReturn:
+        owner = next(
+            other.name for other in self._rules if any(name == dim for _, name, _ in other.named)
+        )
+        as_has = "in each of its dims of that name" if owner == rule.name else f"as `{owner}` has"
+        raise InputError(f"`{rule.name}` must have {dim} = {first} {as_has}, got {size}.")
+
+    def _listed(self) -> str:
+        return ", ".join(
+            f"`{rule.name}` {rule.tensor.dtype}{_dims(rule.tensor.dims)}" for rule in self._rules
+        )
+
+
+def _base_array(rule: _InputRule, value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(
+            f"`{rule.name}` must be a plain numpy array, got a MaskedArray, whose mask would be "
+            "lost. Fill it: array.filled(value)."
+        )
+    if isinstance(value, np.ndarray):
+        return value.view(np.ndarray)
+    remedy = (
+        "array.detach().cpu().numpy()"
+        if hasattr(value, "detach")
+        else f"numpy.asarray(value, dtype={rule.tensor.dtype!r})"
+    )
+    raise InputError(
+        f"`{rule.name}` must be a numpy array, got {type(value).__name__}. Convert it: {remedy}."
+    )
+
+
+def _refuse_dtype(rule: _InputRule, dtype: np.dtype[Any]) -> NoReturn:
+    if dtype.newbyteorder("=") == rule.dtype:
+        raise InputError(
+            f"`{rule.name}` must be {rule.tensor.dtype} in the byte order of this machine, got "
+            f"{dtype.str!r}. Convert it: array.astype({rule.tensor.dtype!r})."
+        )
+    raise InputError(
+        f"`{rule.name}` must be {rule.tensor.dtype}, got {dtype}. Nothing is cast silently: "
+        f"convert it yourself, array.astype({rule.tensor.dtype!r})."
+    )
+
+
+def _refuse_rank(rule: _InputRule, shape: tuple[int, ...]) -> NoReturn:
+    raise InputError(
+        f"`{rule.name}` must have {rule.rank} dims {_dims(rule.tensor.dims)}, got {len(shape)}: "
+        f"{list(shape)}."
+    )
+
+
+def _refuse_size(rule: _InputRule, axis: int, wanted: str, shape: tuple[int, ...]) -> NoReturn:
+    dim = rule.tensor.dims[axis]
+    label = f"{dim} = " if isinstance(dim, str) else ""
+    raise InputError(
+        f"`{rule.name}` must have {label}{wanted} in dim {axis} of {_dims(rule.tensor.dims)}, got "
+        f"{shape[axis]} in {list(shape)}."
+    )
+
+
+def _check_expression(
+    rule: _InputRule,
+    axis: int,
+    expression: DimExpression,
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+) -> None:
+    # A name that no input has alone cannot be solved for here; the graph itself decides then.
+    if not expression.names <= sizes.keys():
+        return
+    try:
+        size = expression.evaluate(sizes)
+    except ZeroDivisionError:
+        return
+    if shape[axis] != size:
+        _refuse_size(rule, axis, f"{size}", shape)
+
+
+def _dims(dims: tuple[str | int, ...]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
