@@ -45,7 +45,7 @@ def run_blocked(statement: str, blocked: tuple[str, ...]) -> subprocess.Complete
         "causal_attn",
         "causal_attn.package.certificate",
         "causal_attn.package.contract",
-        "causal_attn.machine.doctor",
+        "causal_attn.doctor",
         "causal_attn.errors",
         "causal_attn.package",
         "causal_attn.machine.provider",
@@ -64,7 +64,7 @@ def test_imports_without_any_framework(module: str) -> None:
     [
         "import causal_attn.runtime",
         "from causal_attn.runtime import load, available_providers; available_providers()",
-        "from causal_attn.machine.doctor import diagnose; diagnose()",
+        "from causal_attn.doctor import diagnose; diagnose()",
         "from causal_attn import models; models.path('causal_attention')",
         "from causal_attn.verify.checks.sequence import run_checks",
     ],

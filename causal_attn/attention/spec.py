@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from causal_attn.errors import PackageError, SpecError
-from causal_attn.package.json_text import parse_json, shown
+from causal_attn.json_text import parse_json, shown
 
 __all__ = ["AttentionSpec", "CacheKind"]
 

@@ -368,7 +368,7 @@ def doctor(as_json: JsonFlag = False) -> None:
     """Show versions and providers, what is missing, and the command that mends it."""
     from rich.table import Table
 
-    from causal_attn.machine.doctor import diagnose
+    from causal_attn.doctor import diagnose
 
     diagnosis = diagnose()
     if as_json:

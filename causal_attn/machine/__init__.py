@@ -1,1 +1,1 @@
-"""What this machine has: execution providers, wheels, versions, and what is missing for a task."""
+"""What this machine has: execution providers, the wheels that bring them, and its processor."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from causal_attn.errors import PackageError
-from causal_attn.package.json_text import parse_json, shown
+from causal_attn.json_text import parse_json, shown
 
 __all__ = ["SCHEMA", "Certificate", "Check", "Verdict"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from causal_attn.errors import PackageError
-from causal_attn.package.json_text import MAX_JSON_BYTES, shown
+from causal_attn.json_text import MAX_JSON_BYTES, shown
 
 __all__ = ["confined_file", "confined_folder", "open_regular", "read_text"]
 

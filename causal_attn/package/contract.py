@@ -10,8 +10,8 @@ from typing import Any
 
 from causal_attn.attention.spec import AttentionSpec
 from causal_attn.errors import PackageError, SpecError
+from causal_attn.json_text import parse_json, shown
 from causal_attn.machine.release import OLDEST
-from causal_attn.package.json_text import parse_json, shown
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 

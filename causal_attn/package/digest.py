@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from causal_attn.errors import PackageError, UsageError
+from causal_attn.json_text import MAX_JSON_BYTES
 from causal_attn.package.confine import confined_file, open_regular
-from causal_attn.package.json_text import MAX_JSON_BYTES
 from causal_attn.package.protobuf import (
     MAX_MODEL_BYTES,
     Buffer,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from causal_attn.errors import PackageError
+from causal_attn.json_text import parse_json, shown
 from causal_attn.package.confine import confined_file, confined_folder, read_text
-from causal_attn.package.json_text import parse_json, shown
 
 __all__ = ["MANIFEST", "SCHEMA_VERSION", "Manifest", "ManifestVariant", "read_manifest"]
 

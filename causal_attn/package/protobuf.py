@@ -15,7 +15,7 @@ from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
 from causal_attn.errors import PackageError
-from causal_attn.package.json_text import shown
+from causal_attn.json_text import shown
 
 __all__ = [
     "MAX_MODEL_BYTES",

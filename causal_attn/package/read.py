@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from causal_attn.errors import CertificateError, PackageError, ProviderError, UsageError
+from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.confine import confined_file, read_text
 from causal_attn.package.contract import Contract
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest, read_metadata
-from causal_attn.package.json_text import shown
 from causal_attn.package.manifest import ManifestVariant, read_manifest
 
 __all__ = ["SLOT", "Package", "Variant", "check_certificate", "open_model", "read_package"]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from causal_attn.machine import doctor
-from causal_attn.machine.doctor import Task, diagnose
+from causal_attn import doctor
+from causal_attn.doctor import Task, diagnose
 from causal_attn.machine.provider import Provider
 
 EVERYTHING = {
@@ -131,7 +131,7 @@ def test_it_works_where_something_does_not_import(blocked: str) -> None:
     source = f"""
         import sys
         sys.modules[{blocked!r}] = None
-        from causal_attn.machine.doctor import diagnose
+        from causal_attn.doctor import diagnose
         diagnose().to_dict()
         assert "torch" not in {{name for name, module in sys.modules.items() if module}}
         """
