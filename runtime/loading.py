@@ -71,7 +71,7 @@ def load(
             was changed after it was checked; this reads the whole model once more.
             ``"unverified"`` takes it as it is.
         session_options: Config entries by ONNX Runtime's keys, see `SWITCHES` in
-            `causal_attn.runtime.options`. ``session.intra_op.allow_spinning`` is the one a
+            `causal_attn.package.session_options`. ``session.intra_op.allow_spinning`` is the one a
             service wants to know: by default idle threads spin for a while, which saves the
             wake-up time of the next call and costs CPU time that neighbours on the machine
             could use; ``"0"`` turns it off. Or a whole ``onnxruntime.SessionOptions``, which

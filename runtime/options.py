@@ -1,36 +1,21 @@
-"""Session options: what the caller and the package may set, and what `load` sets itself.
+"""Session options: what the caller and the package set, and what `load` sets itself.
 
-ONNX Runtime takes any key and any value and ignores what it does not know, so that a misspelt
-option does nothing without a word. Keys here are from a list and values are checked. A package is
-untrusted, and some options name files to read or write: it may set nothing outside the list.
+Which ones a mapping may hold is said in `causal_attn.package.session_options`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from causal_attn.errors import PackageError, UsageError
+from causal_attn.errors import UsageError
 from causal_attn.machine.provider import Provider
+from causal_attn.package.session_options import SWITCHES, refused_options
 from causal_attn.runtime.ort import SessionOptions
 from causal_attn.runtime.placement import RECORD_OPTION
 
-__all__ = ["STRICT_OPTION", "SWITCHES", "build_options", "check_provider_options"]
+__all__ = ["STRICT_OPTION", "build_options", "check_provider_options"]
 
 STRICT_OPTION = "session.disable_cpu_ep_fallback"
-
-SWITCHES = frozenset(
-    {
-        "session.disable_prepacking",
-        "session.force_spinning_stop",
-        "session.inter_op.allow_spinning",
-        "session.intra_op.allow_spinning",
-        "session.set_denormal_as_zero",
-        "session.use_deterministic_compute",
-        "session.use_device_allocator_for_initializers",
-        "session.use_env_allocators",
-    }
-)
-"""ONNX Runtime's session config entries that a mapping may hold; each is ``"0"`` or ``"1"``."""
 
 _FATAL = 4
 _UNSET = -1
@@ -46,20 +31,15 @@ def build_options(
     """The options of one session.
 
     Args:
-        from_package: Config entries of the variant; those of the caller override them.
+        from_package: Config entries of the variant, checked when it was read; those of the caller
+            override them.
         from_caller: See `causal_attn.runtime.load`.
         intra_op_threads: ``None`` leaves ONNX Runtime's choice, the physical cores.
         strict: ONNX Runtime itself refuses to leave a node to the CPU.
 
     Raises:
-        PackageError: `from_package` has an entry that is not allowed.
         UsageError: An argument of the caller is wrong, or contradicts what `load` must set.
     """
-    if unknown := _refused(from_package):
-        raise PackageError(
-            f"The package's session options must be out of {sorted(SWITCHES)}, each '0' or '1', "
-            f"got {unknown}."
-        )
     if isinstance(from_caller, SessionOptions):
         options = _taken(from_caller, intra_op_threads)
         entries = dict(from_package)
@@ -109,7 +89,7 @@ def _checked(entries: Mapping[str, str] | None) -> Mapping[str, str]:
             "`session_options` must be a mapping or an onnxruntime.SessionOptions, got "
             f"{type(entries).__name__}."
         )
-    if refused := _refused(entries):
+    if refused := refused_options(entries):
         raise UsageError(
             f"`session_options` must have keys out of {sorted(SWITCHES)} and values '0' or '1', "
             f"got {refused}. Give anything else as an onnxruntime.SessionOptions: ONNX Runtime "
@@ -131,14 +111,6 @@ def _set(options: SessionOptions, key: str, value: str) -> None:
             f"`session_options` must leave {key} to `load`, which needs {value!r} for this "
             f"provider and package, got {present!r}. Make one SessionOptions for each."
         )
-
-
-def _refused(entries: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key: value
-        for key, value in entries.items()
-        if key not in SWITCHES or value not in ("0", "1")
-    }
 
 
 def _taken(options: SessionOptions, intra_op_threads: int | None) -> SessionOptions:

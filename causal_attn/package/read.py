@@ -6,7 +6,6 @@ The layout of a package is drawn in `causal_attn.package`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,17 +19,12 @@ from causal_attn.package.confine import confined_file, read_text
 from causal_attn.package.contract import Contract
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest, read_metadata
 from causal_attn.package.manifest import ManifestVariant, read_manifest
+from causal_attn.package.session_options import SWITCHES, refused_options
 
 __all__ = ["SLOT", "Package", "Variant", "check_certificate", "open_model", "read_package"]
 
 SLOT = "causal_attn"
 """Our entry in ``executor_info``."""
-
-# Session options are ONNX Runtime's config entries. Some redirect where weights are read from or
-# where files are written, which would undo the digest and the confinement.
-_PLACES = {
-    "path", "file", "filename", "filepath", "folder", "dir", "directory", "library", "libraries",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,11 +259,13 @@ def _session_options(values: Any, where: str) -> dict[str, str]:
         raise PackageError(
             f"{where}: `session_options` must be an object of strings, got {shown(values)}."
         )
-    for name in values:
-        if _PLACES & set(re.split(r"[^a-z]+", name.lower())):
-            raise PackageError(
-                f"{where}: `session_options` must not name files or folders, got {shown(name)}."
-            )
+    # Some options redirect where weights are read from or where files are written, which would
+    # undo the digest and the confinement.
+    if refused := refused_options(values):
+        raise PackageError(
+            f"{where}: `session_options` must be out of {sorted(SWITCHES)}, each '0' or '1', got "
+            f"{shown(refused)}."
+        )
     return values
 
 

@@ -49,7 +49,8 @@ class VariantSource:
             refuses it.
         name: Letters, digits, ``_`` and ``-``; ``None``: the provider's short name.
         component: Likewise; ``None``: the package's name.
-        session_options: ONNX Runtime's session config entries that the model needs.
+        session_options: ONNX Runtime's session config entries that the model needs, out of
+            `causal_attn.package.session_options.SWITCHES`.
     """
 
     provider: Provider

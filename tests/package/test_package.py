@@ -466,7 +466,7 @@ def test_a_place_that_cannot_be_written(model: Path) -> None:
 
 
 def test_session_options_come_back(tmp_path: Path, model: Path) -> None:
-    options = {"session.use_ort_model_bytes_directly": "0"}
+    options = {"session.use_env_allocators": "0"}
     package = write_package(
         tmp_path / "package",
         name="add",
