@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from causal_attn.machine.provider import Provider
-from causal_attn.machine.release import release
+from causal_attn.machine.release import OLDEST, release
 from causal_attn.machine.wheels import ORT_WHEELS, conflict, install_command, version_of
 
-__all__ = ["OLDEST_ORT", "Diagnosis", "Problem", "Task", "diagnose"]
-
-OLDEST_ORT = (1, 24)
-"""The first ONNX Runtime that records which provider runs which node."""
+__all__ = ["Diagnosis", "Problem", "Task", "diagnose"]
 
 
 class Task(StrEnum):
@@ -146,13 +143,12 @@ def _runtime_problems(versions: Mapping[str, str], trouble: str) -> list[Problem
                 command=f"pip install --force-reinstall --no-deps {wheel}",
             )
         ]
-    if release(versions[wheel]) < OLDEST_ORT:
-        oldest = ".".join(map(str, OLDEST_ORT))
+    if release(versions[wheel]) < release(OLDEST):
         return [
             Problem(
                 task=Task.RUN,
-                what=f"{wheel} must be {oldest} or newer, got {versions[wheel]}.",
-                command=f"pip install --upgrade '{wheel}>={oldest}'",
+                what=f"{wheel} must be {OLDEST} or newer, got {versions[wheel]}.",
+                command=f"pip install --upgrade '{wheel}>={OLDEST}'",
             )
         ]
     return []

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from causal_attn.errors import EngineError, ProviderError
 from causal_attn.machine.provider import Provider
+from causal_attn.machine.release import OLDEST
 
 __all__ = ["RECORD_OPTION", "SHAPE_OPS", "PlacedNode", "read_placement", "require_placement"]
 
@@ -54,7 +55,8 @@ def read_placement(engine: Any) -> tuple[PlacedNode, ...]:
     if not hasattr(engine, "get_provider_graph_assignment_info"):
         raise EngineError(
             "ONNX Runtime must keep a record of which provider runs which node, got a version "
-            "before 1.24, which does not. Upgrade it: pip install --upgrade 'onnxruntime>=1.24'"
+            f"before {OLDEST}, which does not. Upgrade it: pip install --upgrade "
+            f"'onnxruntime>={OLDEST}'"
         )
     return tuple(
         PlacedNode(node.name, node.op_type, _domain(node.domain), _short_name(subgraph.ep_name))
