@@ -147,15 +147,13 @@ def _output_shapes(
 def _size(tensor: TensorContract, dim: str | int, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
-    if dim in sizes:
-        return sizes[dim]
-    expression = DimExpression.parse(dim)
-    if expression is None or not expression.names <= sizes.keys():
+    size = DimExpression.parse(dim).size(sizes)
+    if size is None:
         raise InputError(
             f"`{tensor.name}` must have dims that follow from those of the inputs to be bound, "
             f"got {dim!r}. Call the session instead."
         )
-    return expression.evaluate(sizes)
+    return size
 
 
 def _check_share(

@@ -47,10 +47,10 @@ class _InputRule:
         for axis, dim in enumerate(tensor.dims):
             if isinstance(dim, int):
                 self.fixed.append((axis, dim))
-            elif (expression := DimExpression.parse(dim)) is not None:
-                self.expressions.append((axis, expression))
-            else:
+            elif (expression := DimExpression.parse(dim)).is_name:
                 self.named.append((axis, dim, 0 if dim.startswith("past") else 1))
+            else:
+                self.expressions.append((axis, expression))
 
 
 class FeedCheck:
@@ -244,13 +244,8 @@ def _check_expression(
     sizes: Mapping[str, int],
 ) -> None:
     # A name that no input has alone cannot be solved for here; the graph itself decides then.
-    if not expression.names <= sizes.keys():
-        return
-    try:
-        size = expression.evaluate(sizes)
-    except ZeroDivisionError:
-        return
-    if shape[axis] != size:
+    size = expression.size(sizes)
+    if size is not None and shape[axis] != size:
         _refuse_size(rule, axis, f"{size}", shape)
 
 

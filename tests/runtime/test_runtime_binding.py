@@ -183,6 +183,16 @@ def test_outputs_of_unknown_size_are_refused(lone_model: Callable[..., Path]) ->
         session.bind({"x": np.ones(3, np.float32)})
 
 
+def test_a_size_that_divides_by_zero_is_refused(lone_model: Callable[..., Path]) -> None:
+    past, quotient = ("float32", ("past",)), ("float32", ("4 // past",))
+    serialized = model(
+        [Tensor("x", ["past"])], [Tensor("y", ["n"])], [Node("Identity", ["x"], ["y"], "copy")]
+    )
+    path = lone_model(serialized, contract_of({"x": past}, {"y": quotient}))
+    with load(path) as session, pytest.raises(InputError, match="`y` must have dims that follow"):
+        session.bind({"x": np.zeros(0, np.float32)})
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [

@@ -15,7 +15,6 @@ from runtime_cases import attention_bytes, attention_contract, contract_of, expe
 
 from causal_attn.errors import InputError
 from causal_attn.machine.provider import Provider
-from causal_attn.package.dims import DimExpression
 from causal_attn.runtime import Session, load
 from causal_attn.runtime.feed_check import FeedCheck
 
@@ -251,30 +250,6 @@ def test_a_dim_twice_in_one_input_must_agree() -> None:
     check = FeedCheck(contract_of({"x": ("float32", ("n", "n"))}, {"y": ("float32", ("n",))}))
     with refused("`x` must have n = 2 in each of its dims of that name, got 3."):
         check.bind((np.zeros((2, 3), np.float32),), {})
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("past + tokens", 7),
-        ("2*tokens", 6),
-        ("(past + tokens)//2 - 1", 2),
-        ("past - tokens * 1", 1),
-    ],
-)
-def test_expressions_are_evaluated(text: str, size: int) -> None:
-    expression = DimExpression.parse(text)
-    assert expression is not None
-    assert expression.evaluate({"past": 4, "tokens": 3}) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["tokens", "past.0", "floor(n/2)", "n / 2", "__import__('os') + n", "n +", "", "n[0] + 1",
-     "1 + True", "1.5 + n", "+".join("n" * 300), "(" * 150 + "n", "n\0 + 1"],
-)  # fmt: skip
-def test_what_is_no_expression_is_a_name(text: str) -> None:
-    assert DimExpression.parse(text) is None
 
 
 def test_a_division_by_zero_in_a_contract_is_no_crash() -> None:

@@ -10,9 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from causal_attn import AttentionSpec
+from causal_attn.errors import InputError
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.digest import CONTRACT_KEY, write_metadata
 from causal_attn.verify import verify
+from causal_attn.verify.feeds.feeder import Feeder
 from causal_attn.verify.interface.discover import discover
 from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.naming import Dims, pair_cache
@@ -110,6 +112,68 @@ def test_a_mask_of_another_sequence_is_not_the_decoders(tmp_path: Path) -> None:
     assert interface.mask == "decoder_attention_mask"
     assert dict(interface.total) == {"decoder_attention_mask": 1}
     assert "attention_mask" in interface.known
+
+
+def test_a_cache_along_axis_0_is_decoded(tmp_path: Path) -> None:
+    """No batch: tokens first. An axis of 0 is an axis."""
+    inputs: dict[str, list[str | int]] = {
+        "inputs_embeds": ["sequence_length", 4],
+        "past_key": ["past_sequence_length", 4],
+    }
+    nodes = [
+        helper.make_node("Concat", ["past_key", "inputs_embeds"], ["present_key"], axis=0),
+        helper.make_node("Neg", ["inputs_embeds"], ["logits"]),
+    ]
+    outputs: dict[str, list[str | int]] = {
+        "logits": ["sequence_length", 4],
+        "present_key": ["total_sequence_length", 4],
+    }
+    path = tmp_path / "m.onnx"
+    onnx.save(graph_of(nodes, inputs, outputs, {}), path)
+    interface = discover(onnx.load(path), path)
+    assert dict(interface.past) == {"past_key": 0}
+    assert interface.cache == (("past_key", "present_key"),)
+    (report,) = verify(path, lengths=(1, 5)).variants
+    assert "decode is equivalent" in {check.name for check in report.certificate.checks}
+
+
+@pytest.mark.parametrize("dim", ["2*sequence_length", "sequence_length*2"])
+def test_an_input_with_a_multiple_of_the_tokens_is_fed_at_its_size(
+    tmp_path: Path, dim: str
+) -> None:
+    """Two rows a token beside the embeddings: any other number of rows does not run."""
+    inputs: dict[str, list[str | int]] = {
+        "inputs_embeds": ["batch", "sequence_length", 4],
+        "pairs": ["batch", dim, 2],
+    }
+    nodes = [
+        helper.make_node("Shape", ["inputs_embeds"], ["shape"]),
+        helper.make_node("Reshape", ["pairs", "shape"], ["side_by_side"]),
+        helper.make_node("Add", ["inputs_embeds", "side_by_side"], ["logits"]),
+    ]
+    path = tmp_path / "m.onnx"
+    onnx.save(graph_of(nodes, inputs, {"logits": ["batch", "sequence_length", 4]}, {}), path)
+    feeder = discover(onnx.load(path), path).feeder
+    for sizes in feeder.cases((1, 3, 7)):
+        feeds = feeder.make(sizes, np.random.default_rng(0))
+        assert feeds["pairs"].shape == (sizes["batch"], 2 * sizes["tokens"], 2)
+    (report,) = verify(path, lengths=(1, 5)).variants
+    assert {"influence proof", "parity", "future is invisible"} <= {
+        check.name for check in report.certificate.checks if check.passed
+    }
+
+
+def test_a_size_that_an_expression_does_not_have_is_said() -> None:
+    tensor = TensorContract(name="x", dtype="float32", dims=("tokens - 2", "8 // left"))
+    contract = Contract(inputs=(tensor,), outputs=(tensor,), form="captured", opset=18)
+    feeder = Feeder(contract=contract)
+    assert feeder.shape(tensor, {"tokens": 5, "left": 2}) == (3, 4)
+    with pytest.raises(InputError, match=r"`x` must have a size for 'tokens - 2'.*got -1"):
+        feeder.shape(tensor, {"tokens": 1, "left": 2})
+    with pytest.raises(InputError, match=r"for '8 // left' at every length, got None"):
+        feeder.shape(tensor, {"tokens": 5, "left": 0})
+    with pytest.raises(InputError, match="got none for 'left'"):
+        feeder.shape(tensor, {"tokens": 5})
 
 
 def test_gather_elements_reaches_past_64_rows(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import InputError
 from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.package.dims import DimExpression
 from causal_attn.verify.feeds.cache_slots import CAPACITY, HELD, fill_unused, has_buffers
 
 __all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
@@ -67,14 +68,14 @@ class Feeder:
         the full product of them; heads, features and the like are odd as well as round.
         """
         tokens = self.contract.tokens
-        terms = {
-            term
+        names = {
+            name
             for tensor in self.contract.inputs
             for dim in tensor.dims
             if isinstance(dim, str)
-            for term in _terms(dim)
+            for name in DimExpression.parse(dim).names
         } - {tokens}
-        rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(terms)}
+        rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(names)}
         room = cycle(_ROOM)
         for index, length in enumerate(lengths):
             case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
@@ -152,29 +153,23 @@ class Feeder:
         return (values.astype(np.float64) + amount * noise).astype(values.dtype)
 
     def shape(self, tensor: TensorContract, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of `tensor` at `sizes`; ``past_tokens + tokens`` is summed.
+        """The shape of `tensor` at `sizes`; expressions such as ``past + tokens`` are worked out.
 
         Raises:
-            InputError: A named dim has no size.
+            InputError: A named dim has no size, or an expression is negative at these sizes.
         """
-        shape = []
-        for dim in tensor.dims:
-            if isinstance(dim, int):
-                shape.append(dim)
-                continue
-            if missing := [term for term in _terms(dim) if term not in sizes]:
-                raise InputError(
-                    f"`sizes` must have a size for every dim of `{tensor.name}`, "
-                    f"got none for {missing[0]!r}."
-                )
-            terms = [term.strip() for term in dim.split("+")]
-            shape.append(sum(int(term) if term.isdigit() else sizes[term] for term in terms))
-        return tuple(shape)
+        return tuple(
+            dim if isinstance(dim, int) else _size_of(tensor, DimExpression.parse(dim), sizes)
+            for dim in tensor.dims
+        )
 
     def token_axes(self, tensor: TensorContract) -> Iterator[int]:
-        """The axes of `tensor` that run along the new tokens."""
+        """The axes of `tensor` that run along the new tokens: one row more for each of them.
+
+        An axis of ``2*tokens`` is none: which two rows are of one token is not said.
+        """
         for axis, dim in enumerate(tensor.dims):
-            if isinstance(dim, str) and self.contract.tokens in _terms(dim):
+            if isinstance(dim, str) and DimExpression.parse(dim).factor(self.contract.tokens) == 1:
                 yield axis
 
     def token_axis(self, tensor: TensorContract) -> int | None:
@@ -227,5 +222,16 @@ def _size(name: str, value: int | None, length: int) -> int:
     return 2 if value is None else max(1, length + value)
 
 
-def _terms(dim: str) -> list[str]:
-    return [term.strip() for term in dim.split("+") if not term.strip().isdigit()]
+def _size_of(tensor: TensorContract, expression: DimExpression, sizes: Sizes) -> int:
+    if missing := sorted(expression.names - sizes.keys()):
+        raise InputError(
+            f"`sizes` must have a size for every dim of `{tensor.name}`, got none for "
+            f"{missing[0]!r}."
+        )
+    size = expression.size(sizes)
+    if size is None or size < 0:
+        raise InputError(
+            f"`{tensor.name}` must have a size for {expression.text!r} at every length, got "
+            f"{size} at {dict(sizes)}."
+        )
+    return size

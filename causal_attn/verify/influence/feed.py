@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.errors import InputError
-from causal_attn.verify.influence.dims import evaluate_dim
+from causal_attn.package.dims import DimExpression
 from causal_attn.verify.influence.graph import Graph
 from causal_attn.verify.influence.registry import Mode
 from causal_attn.verify.influence.tensor import (
@@ -86,7 +86,7 @@ def bind(
     for shape in graph.shapes.values():
         for dim in shape:
             if isinstance(dim, str) and dim and dim not in bound:
-                size_of = evaluate_dim(dim, bound)
+                size_of = DimExpression.parse(dim).size(bound)
                 if size_of is not None:
                     bound[dim] = size_of
     return bound

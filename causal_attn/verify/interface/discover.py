@@ -7,7 +7,6 @@ not, the caller is asked, never guessed for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import UsageError
 from causal_attn.package.contract import DTYPES, Contract, TensorContract
+from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
 from causal_attn.verify.feeds.cache_slots import CAPACITY, HELD, has_buffers, held
 from causal_attn.verify.feeds.feeder import Feeder
@@ -101,7 +101,7 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
                 tokens.setdefault(tensor.name, axis)
             elif dim == PAST:
                 past.setdefault(tensor.name, axis)
-            elif isinstance(dim, str) and contract.tokens in re.findall(r"\w+", dim):
+            elif isinstance(dim, str) and DimExpression.parse(dim).factor(contract.tokens) == 1:
                 total.setdefault(tensor.name, axis)
             elif static and dim == CAPACITY:
                 # To the proof the slots that are written to hold the new tokens already: whoever
@@ -145,7 +145,9 @@ def discover(
     _check_names("outputs", dict.fromkeys(outputs or (), 0), results)
     tokens = _sharing(dict(tokens_axis or _named_tokens(inputs, path)), inputs)
     past = {
-        name: axis for name, dims in inputs.items() if (axis := _past_axis(name, dims, tokens))
+        name: axis
+        for name, dims in inputs.items()
+        if (axis := _past_axis(name, dims, tokens)) is not None
     }
     sizes = fixed_sizes(model.graph)
     roles = Roles(inputs, tokens, past, sizes)

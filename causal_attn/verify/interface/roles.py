@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
 from causal_attn.verify.feeds.feeder import Fixed, Sizes
 from causal_attn.verify.interface.naming import POSITIONS, TOTAL_DIMS, Dims, is_mask
@@ -90,11 +90,11 @@ class Roles:
             return self.sizes[dim]
         if dim in self.names:
             return self.names[dim]
-        swapped = re.sub(r"[A-Za-z_]\w*", lambda m: self.names.get(m[0], m[0]), dim)
-        terms = sorted(term.strip() for term in swapped.split("+"))
-        if {TOKENS, PAST} == set(terms) or dim in TOTAL_DIMS:
+        named = DimExpression.parse(dim).renamed(self.names)
+        if named.is_sum_of(TOKENS, PAST) or dim in TOTAL_DIMS:
             return TOTAL
-        return swapped if all(re.fullmatch(r"\w+", term) for term in terms) else fallback
+        # What is not understood may be anything, even of another length in each call.
+        return named.text if all(name.isidentifier() for name in named.names) else fallback
 
     def _fix(self, name: str, dims: Dims) -> None:
         """Inputs whose values follow from the call: no position is in them."""
