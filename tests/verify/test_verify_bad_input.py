@@ -254,7 +254,7 @@ def test_a_cyclic_graph(tmp_path: Path, run: Verify) -> None:
     nodes = [helper.make_node("Add", ["x", "y"], ["z"]), helper.make_node("Abs", ["z"], ["y"])]
     result = run(sums(tmp_path / "m.onnx", nodes=nodes))
     assert result.code == 2
-    assert "must come after what they read" in result.err
+    assert "is on a cycle" in result.err
 
 
 def test_a_package_takes_no_axes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.graph import Graph, Node, Reference
+from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
@@ -26,7 +27,7 @@ from causal_attn.verify.influence.tensor import (
     unknown,
 )
 
-__all__ = ["Frame", "names_read"]
+__all__ = ["Frame"]
 
 _ORDERED = {"ArgMax", "ArgMin", "TopK"}
 _MOST_FOLDED = 1 << 22
@@ -353,22 +354,3 @@ class Frame:
         fallback = tensors[0].dtype if tensors else np.dtype(np.float32)
         dtype = graph.dtypes.get(name, fallback)
         return unknown(shape, dtype, broadcast_words(tuple(words), len(shape)))
-
-
-def names_read(node: Node) -> list[str]:
-    """Names a node reads: its inputs, and what its bodies take from around them."""
-    names = [name for name in node.inputs if name]
-    for value in node.attributes.values():
-        if isinstance(value, Graph):
-            names.extend(name for name in _free(value) if name not in names)
-    return names
-
-
-def _free(graph: Graph) -> Iterator[str]:
-    bound = {*graph.inputs, *graph.stored}
-    for node in graph.nodes:
-        for name in names_read(node):
-            if name not in bound:
-                yield name
-        bound.update(node.outputs)
-    yield from (name for name in graph.outputs if name not in bound)

@@ -49,6 +49,11 @@ _LOWEST_OF_ALL = {
     "ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",
 }  # fmt: skip
+_KEPT = {
+    "Concat", "Expand", "Flatten", "Gather", "Identity", "Max", "Min", "Reshape", "Slice", "Split",
+    "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Integers come out as they went in; arithmetic may overflow to the other sign."""
 _DATA_FIRST = {
     "CumSum", "Expand", "Gather", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Unsqueeze",
@@ -100,7 +105,7 @@ def derive(
     bits = join_words(output) or (0,) * words
     reach = tuple(a | b for a, b in zip(total.reach, bits, strict=True))
     if isinstance(output, Tensor) and output.dtype.kind in "iub":
-        return Origin(reach, False, _sign(output))
+        return Origin(reach, False, _whole_sign(node, inputs, origins, output))
     if node.domain:
         return Origin(reach, total.wild)
     wild = total.wild or (any(reach) and _leaves_domain(node, inputs, origins))
@@ -156,6 +161,19 @@ def _sign_of(node: Node, inputs: Sequence[Value | None], origins: Sequence[Origi
         return signs[0]
     # A product of many positive numbers, and the zeros of a mask among them, is not negative.
     return min(signs) if op in _LOWEST_OF_ALL and signs else ANY
+
+
+def _whole_sign(
+    node: Node, inputs: Sequence[Value | None], origins: Sequence[Origin], output: Tensor
+) -> int:
+    if output.dtype.kind in "ub":
+        return NOT_NEGATIVE
+    from_bool = (
+        node.op == "Cast" and isinstance(source := inputs[0], Tensor) and source.dtype == np.bool_
+    )
+    if from_bool or (node.op in _KEPT and not node.domain):
+        return max(_sign(output), _sign_of(node, inputs, origins))
+    return _sign(output)
 
 
 def _whole(value: Value | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:

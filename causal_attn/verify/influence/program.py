@@ -12,6 +12,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.graph import Graph, Node, read_graph, read_nodes
+from causal_attn.verify.influence.order import in_order
 from causal_attn.verify.influence.tensor import Tensor
 
 __all__ = ["Function", "Program", "read_program"]
@@ -53,7 +54,7 @@ def read_program(model: ModelProto, base_dir: Path | None) -> Program:
 
     Raises:
         PackageError: It has no graph, it is damaged, its opset is newer than the installed onnx,
-            its nodes are not in order, or its external data is missing.
+            its nodes have no order, or its external data is missing.
     """
     try:
         return _read(model, base_dir)
@@ -75,6 +76,7 @@ def _read(model: ModelProto, base_dir: Path | None) -> Program:
             f"knows, got {asked}. Install a newer onnx: what its operators mean may have changed."
         )
     graph = read_graph(model.graph, base_dir)
+    graph.nodes = in_order(graph.nodes)
     _check_order(graph)
     functions = {
         (_domain(proto.domain), proto.name, proto.overload): _function(proto, base_dir)
@@ -96,7 +98,7 @@ def _function(proto: FunctionProto, base_dir: Path | None) -> Function:
         name=proto.name,
         inputs=tuple(proto.input),
         outputs=tuple(proto.output),
-        nodes=read_nodes(proto.node, base_dir),
+        nodes=in_order(read_nodes(proto.node, base_dir)),
         stored={},
     )
     defaults = onnx.helper.make_node(proto.name, [], [])
@@ -109,8 +111,8 @@ def _check_order(graph: Graph) -> None:
     for node in graph.nodes:
         if missing := [name for name in node.inputs if name not in ready]:
             raise PackageError(
-                f"The model's nodes must come after what they read, got {node} before "
-                f"{missing[0]!r}. Sort the graph, or repair it: nothing may write {missing[0]!r}."
+                f"What a node reads must be written by another, got {missing[0]!r}, which {node} "
+                "reads: no node writes it, or it is on a cycle. Repair the graph."
             )
         ready.update(node.outputs)
     if absent := [name for name in graph.outputs if name not in ready]:

@@ -209,6 +209,30 @@ class Call:
         low, high = (np.where(where, nothing, end) for end in (result.low, result.high))
         return make(result.shape, result.dtype, bits, known, low, high)
 
+    def spoiled(self, result: Tensor, where: Array, index: int, reason: str) -> Tensor:
+        """`result`, zero or NaN where it is a zero that the input at `index` may turn to NaN.
+
+        Args:
+            result: What the rule says for finite data.
+            where: Plane of the elements in question.
+            index: The input; what reaches its elements decides.
+            reason: What may be NaN.
+        """
+        if self.mode.optimistic or not where.any():
+            return result
+        source = self.tensor(index)
+        bit = self.mode.doubt(f"{self.node}: {reason}")
+        where = lift(where, result.rank)
+        bits = []
+        for word, (plane, own) in enumerate(zip(result.bits, source.bits, strict=True)):
+            doubt = np.uint64(1 << (bit % 64) if bit // 64 == word else 0)
+            bits.append(np.where(where, plane | lift(own, result.rank) | doubt, plane))
+        void = where if result.void is None else result.void | where
+        return make(
+            result.shape, result.dtype, bits, result.known & ~where, result.low, result.high,
+            void=void,
+        )  # fmt: skip
+
     def silent(self, shape: Sequence[int], dtype: Any) -> Tensor:
         """Values nobody knows and no input reaches."""
         return unknown(shape, dtype, no_bits(len(shape), self.mode.words))

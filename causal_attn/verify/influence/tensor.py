@@ -11,6 +11,7 @@ plane    meaning of one element
 known    its value is ``low``, whatever the inputs are; then ``bits`` is empty
 low      known: the value. Not known: data plus a constant that is at least ``low``
 high     the same with at most ``high``; differs from ``low`` only where a condition is data
+void     not known, but zero or NaN, of either sign; ``bits`` decide which of the two
 ======== ===========================================================================
 
 The constants under unknown elements are those that a finite mask adds (``-1e4``, the lowest
@@ -65,6 +66,7 @@ class Tensor:
         known: ``bool`` plane.
         low: Plane of `dtype`.
         high: Plane of `dtype`; the same object as `low` where they do not differ.
+        void: ``bool`` plane; ``None``: nowhere.
     """
 
     shape: tuple[int, ...]
@@ -73,6 +75,7 @@ class Tensor:
     known: Array
     low: Array
     high: Array
+    void: Array | None = None
 
     @property
     def rank(self) -> int:
@@ -104,6 +107,11 @@ class Tensor:
         """Plane: the element is known to be zero."""
         result: Array = self.known & (self.low == 0)
         return result
+
+    @property
+    def nought(self) -> Array:
+        """Plane: no finite factor makes anything of the element: zero, or zero or NaN."""
+        return self.zero if self.void is None else self.zero | self.void
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,8 @@ def make(
     known: Array,
     low: Array,
     high: Array | None = None,
+    *,
+    void: Array | None = None,
 ) -> Tensor:
     """A tensor from planes of any lower rank; clears the bits where the value is known."""
     shape, dtype = tuple(shape), np.dtype(dtype)
@@ -200,7 +210,10 @@ def make(
     planes = tuple(lift(plane, rank) for plane in bits)
     if known.any():
         planes = tuple(np.where(known, np.uint64(0), plane) for plane in planes)
-    return Tensor(shape, dtype, tuple(compress(plane) for plane in planes), known, low, high)
+    if void is not None:
+        void = compress(lift(np.asarray(void, bool), rank) & ~known)
+        void = void if void.any() else None
+    return Tensor(shape, dtype, tuple(compress(plane) for plane in planes), known, low, high, void)
 
 
 def apply(
@@ -210,7 +223,8 @@ def apply(
     low = move(tensor.low)
     high = low if tensor.high is tensor.low else move(tensor.high)
     bits = tuple(move(plane) for plane in tensor.bits)
-    return make(shape, dtype or tensor.dtype, bits, move(tensor.known), low, high)
+    void = None if tensor.void is None else move(tensor.void)
+    return make(shape, dtype or tensor.dtype, bits, move(tensor.known), low, high, void=void)
 
 
 def reduce_bits(tensor: Tensor, axes: Iterable[int], keep: Array | None = None) -> list[Array]:

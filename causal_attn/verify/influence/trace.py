@@ -7,10 +7,13 @@ element is left. The rules answer, so the path is as exact as the proof.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from causal_attn.verify.influence.evaluate import Frame, names_read
+from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.graph import Graph, Node
+from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.tensor import Array, Tensor, Value, no_bits
 
 __all__ = ["trace"]
@@ -58,9 +61,7 @@ def _step(
         word = bit // 64
         bits = list(_cleared_planes(tensor))
         bits[word] = kept.astype(np.uint64) << np.uint64(bit % 64)
-        planes: Value = Tensor(
-            tensor.shape, tensor.dtype, tuple(bits), tensor.known, tensor.low, tensor.high
-        )
+        planes: Value = replace(tensor, bits=tuple(bits))
         inner = frame.overridden({**cleared, source: planes})
         inputs = [inner.lookup(item) if item else None for item in node.inputs]
         outputs = inner.evaluate(node, inputs, graph)
@@ -98,8 +99,7 @@ def _touched(shape: tuple[int, ...], plane: Array, axis: int) -> list[int]:
 def _cleared(value: Value) -> Value:
     if not isinstance(value, Tensor):
         return value
-    planes = _cleared_planes(value)
-    return Tensor(value.shape, value.dtype, planes, value.known, value.low, value.high)
+    return replace(value, bits=_cleared_planes(value))
 
 
 def _cleared_planes(tensor: Tensor) -> tuple[Array, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from influence_graphs import Builder, decoder, single
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from causal_attn.errors import InputError, PackageError
 from causal_attn.package.certificate import Verdict
@@ -64,13 +64,35 @@ def test_token_axis_counted_from_the_end() -> None:
     assert np.array_equal(proof.outputs["y"], np.eye(4, dtype=bool))
 
 
-def test_nodes_out_of_order_are_refused() -> None:
+def test_nodes_out_of_order_are_sorted() -> None:
     model = decoder(layers=1)
-    node = model.graph.node[0]
-    model.graph.node.remove(node)
-    model.graph.node.append(node)
-    with pytest.raises(PackageError, match="must come after"):
-        prove(model, tokens={"input_ids": 1}, outputs={"logits": 1})
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes[::-1])
+    proof = prove(model, tokens={"input_ids": 1}, outputs={"logits": 1}, lengths=[5])
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+    assert np.array_equal(proof.outputs["logits"], np.tri(5, dtype=bool))
+
+
+def test_body_out_of_order_is_sorted() -> None:
+    result = [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
+    nodes = [helper.make_node("Neg", ["h"], ["r"]), helper.make_node("Abs", ["x"], ["h"])]
+    branch = helper.make_graph(nodes, "branch", [], result)
+    b = Builder()
+    b.input("x", ["b", "tokens", 4])
+    y = b("If", b.const(True), then_branch=branch, else_branch=branch)
+    proof = prove(b.model({"y": y}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
+
+
+@pytest.mark.parametrize("inputs", [("h", "r"), ("h", "nothing")])
+def test_names_that_nothing_writes_first_are_refused(inputs: tuple[str, str]) -> None:
+    b = Builder()
+    b.input("x", ["b", "tokens", 4])
+    b.nodes.append(helper.make_node("Add", list(inputs), ["r"]))
+    b.nodes.append(helper.make_node("Add", ["x", "r"], ["h"]))
+    with pytest.raises(PackageError, match="must be written by another"):
+        prove(b.model({"y": "r"}, None), tokens={"x": 1}, outputs={"y": 1})
 
 
 def test_model_without_a_graph_is_refused() -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from causal_attn.verify.influence.registry import Call, DataDependent, rule
-from causal_attn.verify.influence.rules.elementwise import opaque
-from causal_attn.verify.influence.rules.movement import concat, drop_axes, insert_axes, slice_axis
+from causal_attn.verify.influence.rules.branches import equal_outputs
+from causal_attn.verify.influence.rules.elementwise import select
+from causal_attn.verify.influence.rules.movement import (
+    concat,
+    drop_axes,
+    insert_axes,
+    reshape,
+    slice_axis,
+)
 from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value
 
 __all__: list[str] = []
@@ -22,16 +29,16 @@ def _if(call: Call) -> list[Value]:
     if value is not None:
         return call.scope.body(branches[bool(value.reshape(-1)[0])], [])
     both = [call.scope.body(branches[side], []) for side in (True, False)]
-    scalar = Tensor(
-        (), condition.dtype,
-        tuple(plane.reshape(()) for plane in condition.bits),
-        np.zeros((), bool), np.zeros((), bool), np.zeros((), bool),
-    )  # fmt: skip
+    same = equal_outputs(branches[True], branches[False])
+    scalar = reshape(condition, ())
     results: list[Value] = []
-    for one, other in zip(*both, strict=True):
+    for one, other, equal in zip(*both, same, strict=True):
+        if equal:
+            results.append(one)
+            continue
         if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
             raise DataDependent("its condition is data and its branches differ in shape")
-        results.append(opaque([one, other, scalar], one.dtype))
+        results.append(select(scalar, one, other))
     return results
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from causal_attn.verify.influence.graph import numpy_dtype
-from causal_attn.verify.influence.origin import POSITIVE
+from causal_attn.verify.influence.origin import ANY, POSITIVE
 from causal_attn.verify.influence.registry import MICROSOFT, Call, rule
 from causal_attn.verify.influence.tensor import (
     SMALLEST_OFFSET,
@@ -25,6 +25,7 @@ from causal_attn.verify.influence.tensor import (
 
 __all__ = [
     "add",
+    "bounded",
     "cast",
     "divide",
     "merge",
@@ -40,7 +41,7 @@ Binary = Callable[..., Array]
 Absorb = Callable[[Tensor, Tensor], tuple[Array, Array]]
 
 _SIGN = "a division by a zero that has the sign of data"
-_NARROW = ("float8", "float6", "float4")
+_NARROW = ("float8_", "float6_", "float4_")
 
 
 def underflow(dtype: np.dtype[np.generic]) -> float:
@@ -93,8 +94,19 @@ def subtract(a: Tensor, b: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Product; a known zero decides."""
+    """Product; a known zero decides, and what is zero or NaN stays so."""
     product = merge(a, b, np.multiply, _zero_factor)
+    if a.void is not None or b.void is not None:
+        a, b = _lifted(a, product.rank), _lifted(b, product.rank)
+        live = ~(a.nought | b.nought)
+        shown = (live | _void(a), live | _void(b))
+        bits = [
+            np.where(shown[0], x, np.uint64(0)) | np.where(shown[1], y, np.uint64(0))
+            for x, y in zip(a.bits, b.bits, strict=True)
+        ]
+        void = _void(a) | _void(b)
+        known = product.known & ~void
+        return make(product.shape, product.dtype, bits, known, product.low, void=void)
     for scaled, factor in ((a, b), (b, a)):
         if scaled.low.any() and not scaled.known.all() and factor.known.all():
             return _scaled(product, scaled, factor, np.multiply)
@@ -105,6 +117,11 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """Quotient; a known zero over data is zero."""
     integer = a.dtype.kind in "iu"
     quotient = merge(a, b, _truncated if integer else np.divide, _zero_numerator)
+    if a.void is not None:
+        void = _lifted(a, quotient.rank).void
+        return make(
+            quotient.shape, quotient.dtype, quotient.bits, quotient.known, quotient.low, void=void
+        )
     if a.low.any() and not a.known.all() and b.known.all() and not integer:
         return _scaled(quotient, a, b, np.divide)
     return quotient
@@ -125,7 +142,11 @@ def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         np.where(c.known, np.where(truth, x, y), x | y | z)
         for x, y, z in zip(a.bits, b.bits, c.bits, strict=True)
     ]
-    return make(shape, a.dtype, bits, known, low, high)
+    void = None
+    if a.void is not None or b.void is not None:
+        either = np.where(truth, _void(a), _void(b))
+        void = np.where(c.known, either, a.nought & b.nought)
+    return make(shape, a.dtype, bits, known, low, high, void=void)
 
 
 def cast(tensor: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
@@ -136,7 +157,24 @@ def cast(tensor: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
     with np.errstate(all="ignore"):
         low = tensor.low.astype(dtype)
         high = low if tensor.high is tensor.low else tensor.high.astype(dtype)
-    return make(tensor.shape, dtype, tensor.bits, tensor.known, low, high)
+    void = tensor.void if dtype.kind not in "iub" else None
+    return make(tensor.shape, dtype, tensor.bits, tensor.known, low, high, void=void)
+
+
+def bounded(tensor: Tensor, other: Tensor, extreme: Binary) -> Tensor:
+    """Element by element the larger or smaller of two.
+
+    ``extreme(data + a, b)`` differs from ``extreme(a, b)`` by no more than the data does from
+    zero, so the constants under the data go through `extreme` as values do: what is lowest stays
+    lowest.
+    """
+    absorb = _extreme(1.0 if extreme is np.maximum else -1.0)
+    result = merge(tensor, other, extreme, absorb)
+    return _with_offsets(result, tensor, other, extreme, _same)
+
+
+def _void(tensor: Tensor) -> Array:
+    return np.zeros((), bool) if tensor.void is None else tensor.void
 
 
 def _lifted(tensor: Tensor, rank: int) -> Tensor:
@@ -150,6 +188,7 @@ def _lifted(tensor: Tensor, rank: int) -> Tensor:
         lift(tensor.known, rank),
         low,
         low if tensor.high is tensor.low else lift(tensor.high, rank),
+        None if tensor.void is None else lift(tensor.void, rank),
     )
 
 
@@ -258,7 +297,7 @@ def _mul(call: Call) -> list[Tensor]:
     for zero, data, at in ((a, b, 1), (b, a, 0)):
         if call.origins[at].wild:
             where = _lifted(zero, result.rank).zero & ~_lifted(data, result.rank).known
-            result = call.doubted(result, where, at, "0 times what may be NaN")
+            result = call.spoiled(result, where, at, "0 times what may be NaN")
     return [result]
 
 
@@ -270,11 +309,11 @@ def _div(call: Call) -> list[Tensor]:
         return [result]
     if call.origins[1].sign != POSITIVE or call.origins[1].wild:
         where = _lifted(a, result.rank).zero & ~_lifted(b, result.rank).known
-        result = call.doubted(result, where, 1, "0 divided by what may be 0")
+        result = call.spoiled(result, where, 1, "0 divided by what may be 0")
     if call.origins[0].wild:
         where = ~_lifted(a, result.rank).known & _lifted(b, result.rank).known & result.known
         result = call.doubted(result, where, 0, "what may be infinite, by infinity")
-    return [call.doubted(result, _lifted(b, result.rank).zero, 1, _SIGN)]
+    return [call.doubted(result, _lifted(b, result.rank).nought, 1, _SIGN)]
 
 
 @rule("Mean")
@@ -355,8 +394,6 @@ _BINARY: dict[str, tuple[Binary, Absorb | None]] = {
     "GreaterOrEqual": (np.greater_equal, None),
     "Less": (np.less, None),
     "LessOrEqual": (np.less_equal, None),
-    "Max": (np.maximum, _extreme(1.0)),
-    "Min": (np.minimum, _extreme(-1.0)),
     "Pow": (lambda a, b: _raised(a, b), _power),
 }
 
@@ -368,9 +405,23 @@ def _binary(call: Call) -> list[Tensor]:
     if call.node.op == "Pow" and call.tensor(0).dtype.kind not in "iub":
         base = _lifted(call.tensor(0), result.rank)
         exponent = _lifted(call.tensor(1), result.rank)
-        where = base.zero & ~(exponent.known & (exponent.low >= 0))
+        where = base.nought & ~(exponent.known & (exponent.low >= 0))
         result = call.doubted(result, where, 0, _SIGN)
     return [_observed(call, result)]
+
+
+@rule("Max", "Min")
+def _max_min(call: Call) -> list[Tensor]:
+    if call.node.op == "Max":
+        return _fold(call, lambda a, b: bounded(a, b, np.maximum))
+    (result,) = _fold(call, lambda a, b: bounded(a, b, np.minimum))
+    if any(origin.sign == ANY or origin.wild for origin in call.origins):
+        return [result]
+    # None is below zero, so where one is zero that is the smallest.
+    zeros = [_lifted(call.tensor(at), result.rank).zero for at in range(len(call.inputs))]
+    zero = np.logical_or.reduce(np.broadcast_arrays(*zeros))
+    low, high = (np.where(zero, np.zeros((), end.dtype), end) for end in (result.low, result.high))
+    return [make(result.shape, result.dtype, result.bits, result.known | zero, low, high)]
 
 
 @rule("Mod")
@@ -448,7 +499,7 @@ def _unary(call: Call) -> list[Tensor]:
     low = np.where(tensor.known, low, np.zeros((), dtype))
     result = _observed(call, make(tensor.shape, dtype, tensor.bits, tensor.known, low))
     if op == "Reciprocal":
-        result = call.doubted(result, tensor.zero, 0, _SIGN)
+        result = call.doubted(result, tensor.nought, 0, _SIGN)
     if tensor.high is tensor.low and not tensor.low.any():
         return [result]
     if op == "Neg" and dtype.kind not in "iub":
@@ -473,7 +524,7 @@ def _clip(call: Call) -> list[Tensor]:
         if bound is None and call.attr(name) is not None:
             bound = call.constant(call.attr(name), tensor.dtype)
         if bound is not None:
-            tensor = merge(tensor, bound, function)
+            tensor = bounded(tensor, bound, function)
     return [tensor]
 
 

@@ -136,7 +136,12 @@ def concat(tensors: Sequence[Tensor], axis: int) -> Tensor:
         join([tensor.known for tensor in tensors]),
         low,
         low if same else join([tensor.high for tensor in tensors]),
+        void=join([_void(tensor) for tensor in tensors]),
     )
+
+
+def _void(tensor: Tensor) -> Array:
+    return np.zeros((1,) * tensor.rank, bool) if tensor.void is None else tensor.void
 
 
 def slice_axis(
@@ -294,6 +299,7 @@ def _trilu(call: Call) -> list[Tensor]:
             tensor.known | ~kept,
             np.where(kept, tensor.low, nothing),
             np.where(kept, tensor.high, nothing),
+            void=None if tensor.void is None else tensor.void & kept,
         )
     ]
 

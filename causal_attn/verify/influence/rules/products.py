@@ -53,7 +53,7 @@ def contract(tensors: Sequence[Tensor], axes: Sequence[int]) -> Tensor:
         tensors = [unknown(t.shape, t.dtype, [np.zeros_like(p) for p in t.bits]) for t in tensors]
     for axis in axes:
         shape[axis] = 1
-    zeros = [tensor.zero for tensor in tensors]
+    zeros = [tensor.nought for tensor in tensors]
     if not any(_matters(tensors, zeros, index, axes) for index in range(len(tensors))):
         bits = reduce_bits(tensors[0], axes)
         for tensor in tensors[1:]:
@@ -62,16 +62,23 @@ def contract(tensors: Sequence[Tensor], axes: Sequence[int]) -> Tensor:
     if len(axes) == 1 and math.prod(np.broadcast_shapes(*_sizes(tensors, zeros))) > _LARGEST:
         return _contract_slowly(tensors, zeros, axes[0], shape)
     live = ~np.logical_or.reduce(np.broadcast_arrays(*zeros))
+    voids = [tensor.void for tensor in tensors if tensor.void is not None]
     words = len(tensors[0].bits)
     joined = []
     for word in range(words):
         plane: Array = np.bitwise_or.reduce(
-            np.broadcast_arrays(*[tensor.bits[word] for tensor in tensors])
+            np.broadcast_arrays(*[_counting(tensor, word, live) for tensor in tensors])
         )
-        plane = np.where(live, plane, np.uint64(0))
         joined.append(np.bitwise_or.reduce(plane, axis=tuple(axes), keepdims=True))
-    known = ~live.any(axis=tuple(axes), keepdims=True)
+    shown = np.logical_or.reduce(np.broadcast_arrays(live, *voids))
+    known = ~shown.any(axis=tuple(axes), keepdims=True)
     return make(shape, tensors[0].dtype, joined, known, np.zeros((), tensors[0].dtype))
+
+
+def _counting(tensor: Tensor, word: int, live: Array) -> Array:
+    """Bits of a factor where the product shows them: what may be NaN shows under a zero too."""
+    shown = live if tensor.void is None else live | tensor.void
+    return np.where(shown, tensor.bits[word], np.uint64(0))
 
 
 def _sizes(tensors: Sequence[Tensor], zeros: Sequence[Array]) -> list[tuple[int, ...]]:
@@ -107,11 +114,15 @@ def _contract_slowly(
     bits: list[Array] = [np.zeros((1,) * len(shape), np.uint64)] * words
     known: Array = np.ones((1,) * len(shape), bool)
     for place in range(count):
-        dead = np.logical_or.reduce(np.broadcast_arrays(*[at(zero, place) for zero in zeros]))
-        known = known & dead
-        for word in range(words):
-            for tensor in tensors:
-                plane = np.where(dead, np.uint64(0), at(tensor.bits[word], place))
+        live = ~np.logical_or.reduce(np.broadcast_arrays(*[at(zero, place) for zero in zeros]))
+        known = known & ~live
+        for tensor in tensors:
+            shown = live
+            if tensor.void is not None:
+                shown = live | at(tensor.void, place)
+                known = known & ~at(tensor.void, place)
+            for word in range(words):
+                plane = np.where(shown, at(tensor.bits[word], place), np.uint64(0))
                 bits[word] = bits[word] | plane
     return make(shape, tensors[0].dtype, bits, known, np.zeros((), tensors[0].dtype))
 
