@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from causal_attn.attention.operator import ATTEND
 from causal_attn.errors import InputError
 from causal_attn.export.capture.causal_mask import is_causal_mask
+from causal_attn.export.capture.views import loosen_views
 
 __all__ = ["SDPA", "attention_calls", "lower_sdpa", "rewrite_sdpa"]
 
@@ -121,6 +122,7 @@ def rewrite_sdpa(program: ExportedProgram) -> None:
         node.replace_all_uses_with(output)
         graph.erase_node(node)
     _drop_unread_weights(program)
+    loosen_views(program, (ATTEND, SDPA))
     graph.lint()
     program.graph_module.recompile()
 
