@@ -140,7 +140,6 @@ def export(
                         folder=folder / f"measured-{provider}",
                         lengths=measure_lengths,
                         longest_check=max(lengths, default=1),
-                        log=log,
                         on_step=on_step,
                     )
                     if measure and judge is provider

@@ -8,7 +8,6 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 __all__ = ["ExportLog", "quiet"]
 
@@ -18,11 +17,16 @@ _LOGGERS = ("torch", "onnxscript", "onnx_ir")
 class ExportLog:
     """Everything torch printed, warned and logged during an export.
 
-    The file is written only when someone asks for it, so a successful export leaves none behind.
+    The file is written only when an error names it, so a successful export leaves none behind.
+
+    Args:
+        kept: Whether errors name a file at all. One that is caught and counted as an answer, as
+            that of a form which is only tried, must leave none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = True) -> None:
         self._text = io.StringIO()
+        self._kept = kept
 
     @property
     def stream(self) -> io.StringIO:
@@ -33,13 +37,15 @@ class ExportLog:
         """Append a paragraph, such as a traceback."""
         self._text.write(text.rstrip() + "\n")
 
-    def save(self) -> Path:
-        """Write the log to a new file in the system's temporary folder and name it."""
+    def pointer(self) -> str:
+        """A clause that names a new file with the log, in the system's temporary folder."""
+        if not self._kept:
+            return "torch's own report was not kept"
         with tempfile.NamedTemporaryFile(
             "w", prefix="causal_attn-export-", suffix=".log", delete=False, encoding="utf-8"
         ) as file:
             file.write(self._text.getvalue())
-        return Path(file.name)
+        return f"torch's own report is in {file.name}"
 
 
 @contextlib.contextmanager

@@ -17,12 +17,13 @@ from causal_attn.errors import InputError, UsageError
 __all__ = ["read_arrays", "write_arrays"]
 
 
-def read_arrays(sources: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(sources: Sequence[str], argument: str = "inputs") -> dict[str, NDArray[Any]]:
     """Read named arrays.
 
     Args:
         sources: ``file.npz`` (its own names), ``name=file.npy``, or ``file.npy`` (named after the
             file).
+        argument: What errors call `sources`.
 
     Raises:
         InputError: A file is missing or not what it says, or a name comes twice.
@@ -31,9 +32,9 @@ def read_arrays(sources: Sequence[str]) -> dict[str, NDArray[Any]]:
     for source in sources:
         name, separator, file = source.partition("=")
         path = Path(file if separator else source)
-        for key, array in _read(path, name if separator else path.stem).items():
+        for key, array in _read(path, name if separator else path.stem, argument).items():
             if key in arrays:
-                raise InputError(f"`inputs` must give every name once, got {key!r} twice.")
+                raise InputError(f"`{argument}` must give every name once, got {key!r} twice.")
             arrays[key] = array
     return arrays
 
@@ -72,22 +73,27 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path, name: str) -> dict[str, NDArray[Any]]:
+def _read(path: Path, name: str, argument: str) -> dict[str, NDArray[Any]]:
     if path.suffix not in (".npy", ".npz"):
-        raise InputError(f"`inputs` must be .npz or .npy files, got {str(path)!r}.")
+        raise InputError(f"`{argument}` must be .npz or .npy files, got {str(path)!r}.")
     try:
-        with path.open("rb") as file:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(
+            f"`{argument}` must be files that can be read, got {str(path)!r}: "
+            f"{error.strerror or error}."
+        ) from None
+    try:
+        with file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 with loaded:
                     return {key: loaded[key] for key in loaded.files}
-    except OSError as error:
+    # A damaged header or archive ends in whatever numpy, zipfile, zlib, ast or the allocator
+    # raise at that byte, and none of them says which file it was.
+    except Exception as error:
+        words = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"`inputs` must be files that can be read, got {str(path)!r}: "
-            f"{error.strerror or error}."
-        ) from None
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise InputError(
-            f"`inputs` must hold arrays of plain numbers, got {str(path)!r}: {error}"
-        ) from None
+            f"`{argument}` must hold arrays of plain numbers, got {str(path)!r}: {words[0]}"
+        ) from error
     return {name: loaded}

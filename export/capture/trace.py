@@ -75,12 +75,11 @@ def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
 
 def _explain(error: Exception, target: Target, log: ExportLog) -> str:
     text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", str(error))
-    saved = log.save()
     fixed = re.search(
         r"marked (\w+) as dynamic but your code specialized it to be a constant", text
     )
     related = re.search(r"Constraints violated \(([\w, ]+)\)|(\w+) = (\w+)", text)
-    where = f"torch's own report is in {saved}."
+    where = f"{log.pointer()}."
     if fixed:
         return (
             f"`{fixed[1]}` must stay dynamic, but the code fixes it to the size of the example: a "

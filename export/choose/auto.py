@@ -44,7 +44,6 @@ class Measuring:
         folder: Made, and filled with them.
         lengths: Tokens to time at.
         longest_check: Tokens that checks may run at: a module may have a table of positions.
-        log: Gets what torch prints.
         on_step: Called with a few words before each step.
     """
 
@@ -52,7 +51,6 @@ class Measuring:
     folder: Path
     lengths: Sequence[int]
     longest_check: int
-    log: ExportLog
     on_step: Callable[[str], None]
 
 
@@ -143,7 +141,7 @@ def _measured(
         folder = measuring.folder / name
         try:
             file, contract = write_graph(
-                measuring.program, target, alone, opset, folder, measuring.log
+                measuring.program, target, alone, opset, folder, ExportLog(kept=False)
             )
             check_graph(file, provider, target, dtype, lengths, lambda _: None)
         except (CaptureError, CheckError, EngineError, ProviderError) as error:

@@ -66,10 +66,10 @@ def lower(
         )
         raise CaptureError(
             f"`target` must use only ops that torch.onnx can write at opset {opset}, got "
-            f"{what[:300]}. torch's own report is in {log.save()}."
+            f"{what[:300]}; {log.pointer()}."
         ) from None
     if onnx_program is None:
-        raise CaptureError(f"torch.onnx returned no model; its report is in {log.save()}.")
+        raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
     model: ir.Model = onnx_program.model
     write_functions(model, form.functions)
     _strip_metadata(model)

@@ -16,6 +16,7 @@ import pytest
 from causal_attn import models
 from causal_attn.attention.example import worked_example
 from causal_attn.cli import main
+from causal_attn.errors import MissingDependencyError
 
 PACKAGE = str(models.path("causal_attention"))
 
@@ -30,8 +31,13 @@ class Sums(nn.Module):
 def future(x):
     return x.flip(1)
 
+def raises(x):
+    raise ValueError("\x1b[31mfirst\x1b[0m\\nsecond\\n\\nNext steps: do\\nsomething else")
+
 broken = 3
 """
+
+ONE_X = ("-o", "{tmp}/p", "--example", "{tmp}/x.npy")
 
 
 class Result:
@@ -157,7 +163,7 @@ def test_doctor(cli: Any) -> None:
         (["run", PACKAGE, "{tmp}/pickled.npy", "-o", "{tmp}/o.npz"], "plain numbers"),
         (["run", PACKAGE, "{tmp}/inputs.npz", "-o", "{tmp}/o.txt"], "must end in .npz"),
         (["run", PACKAGE, "{tmp}/inputs.npz", "-o", "{tmp}/no/o.npz"], "can be written"),
-        (["run", PACKAGE, "{tmp}/inputs.npz", "-o", "{tmp}/o.npz", "-p", "gpu"], "`provider`"),
+        (["run", PACKAGE, "{tmp}/inputs.npz", "-o", "{tmp}/o.npz", "-p", "gpu"], "`--provider`"),
         (
             ["run", PACKAGE, "{tmp}/inputs.npz", "{tmp}/inputs.npz", "-o", "{tmp}/o.npz"],
             "'q' twice",
@@ -165,13 +171,27 @@ def test_doctor(cli: Any) -> None:
         (["export", "attention", "-o", "{tmp}/p"], "`TARGET` must be causal_attention"),
         (["export", "{tmp}/none.py:f", "-o", "{tmp}/p"], "must name a file that exists"),
         (["export", "{tmp}/mine.py:nothing", "-o", "{tmp}/p"], "'nothing'"),
-        (["export", "{tmp}/mine.py:broken", "-o", "{tmp}/p"], "`target` must be"),
+        (["export", "{tmp}/mine.py:broken", "-o", "{tmp}/p"], "`TARGET` must be"),
         (["export", "{tmp}/raises.py:f", "-o", "{tmp}/p"], "ZeroDivisionError"),
         (["export", "no.such.module:f", "-o", "{tmp}/p"], "ModuleNotFoundError"),
-        (["export", "{tmp}/mine.py:Sums", "-o", "{tmp}/p"], "`example_inputs`"),
-        (["export", "{tmp}/mine.py:Sums", "-o", "{tmp}/p", "--window", "3"], "`window`"),
-        (["export", "causal_attention", "-o", "{tmp}/p", "--window", "0"], "`window` must be"),
-        (["export", "causal_attention", "-o", "{tmp}/p", "--cache", "big"], "`cache` must be"),
+        (["export", "{tmp}/mine.py:Sums", "-o", "{tmp}/p"], "Give --example NAME=FILE.npy"),
+        (["export", "{tmp}/mine.py:Sums", "-o", "{tmp}/p", "--window", "3"], "`--window`"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "--window", "0"], "`--window` must be"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "--cache", "big"], "`--cache` must be"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "--kv-heads", "2"], "`--heads`"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "-p", "gpu"], "`--provider` must be"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "-p", "cuda"], "--check-on cpu"),
+        (["export", "causal_attention", "-o", "{tmp}/p", "--lengths", "1,0"], "`--lengths`"),
+        (["export", "{tmp}/mine.py:future", *ONE_X, "--example", "{tmp}/no.npy"], "`--example`"),
+        (["export", "{tmp}/mine.py:future", *ONE_X], "such as --dims x=batch,tokens."),
+        (["export", "{tmp}/mine.py:future", *ONE_X, "--dims", "x=tokens"], "`--dims x` must"),
+        (
+            ["export", "{tmp}/mine.py:raises", *ONE_X, "--dims", "x=batch,tokens,_"],
+            "got ValueError: first second",
+        ),
+        (["verify", PACKAGE, "--lengths", "many"], "`--lengths` must be lengths"),
+        (["verify", PACKAGE, "-p", "gpu"], "`--provider` must be"),
+        (["run", "{tmp}/none", "{tmp}/inputs.npz", "-o", "{tmp}/o.npz"], "No such file"),
         (["export", "causal_attention", "-o", "{tmp}/p", "--dims", "x"], "`--dims` must look"),
         (["export", "causal_attention", "-o", "{tmp}/x.npy"], "link or a file"),
     ],
@@ -187,11 +207,15 @@ def test_a_mistake_is_one_sentence_and_exit_2(
     assert result.code == 2, result.err
     assert words in result.err
     assert "Traceback" not in result.err
+    assert "\x1b" not in result.err
+    assert "Next steps" not in result.err
     assert result.out == ""
     assert sorted(entry.name for entry in tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["demo", "export", "verify", "inspect", "run", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["demo", "export", "verify", "inspect", "run", "bench", "doctor"]
+)
 def test_help_has_an_example(cli: Any, command: str) -> None:
     result = cli(command, "--help")
     assert result.code == 0
@@ -204,6 +228,20 @@ def test_wrong_option_is_exit_2(cli: Any) -> None:
     assert cli("export", "causal_attention", "-o", "p", "--opset", "many").code == 2
 
 
+def run_without(
+    blocked: tuple[str, ...], arguments: list[str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a fresh process where the modules in `blocked` cannot be imported."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        f"from causal_attn.cli import main; main({arguments!r})"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment
+    )
+
+
 @pytest.mark.parametrize(
     ("blocked", "arguments", "extra"),
     [
@@ -214,14 +252,81 @@ def test_wrong_option_is_exit_2(cli: Any) -> None:
 def test_a_missing_extra_is_named(
     tmp_path: Path, blocked: str, arguments: list[str], extra: str
 ) -> None:
-    code = (
-        f"import sys; sys.modules[{blocked!r}] = None\n"
-        f"from causal_attn.cli import main; main({arguments!r})"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
+    result = run_without((blocked,), arguments, tmp_path)
     assert result.returncode == 2
     assert extra in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_missing_dependency_speaks_for_itself(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    remedy = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'causal-attn[cuda]'"
+
+    def clash() -> None:
+        raise MissingDependencyError(f"Two wheels clash: {remedy}", name="onnxruntime")
+
+    monkeypatch.setattr("causal_attn.doctor.diagnose", clash)
+    result = cli("doctor")
+    assert result.code == 2
+    assert result.err == f"error: Two wheels clash: {remedy}\n"
+
+
+def test_an_interruption_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("causal_attn.doctor.diagnose", interrupted)
+    result = cli("doctor")
+    assert (result.code, result.err) == (130, "error: interrupted\n")
+
+
+def test_lengths_are_those_checked(cli: Any) -> None:
+    result = cli("verify", PACKAGE, "--json", "--lengths", "3,7")
+    assert result.code == 0, result.err
+    checks = result.json["variants"][0]["certificate"]["checks"]
+    (parity,) = [check for check in checks if check["name"] == "parity"]
+    assert "2 lengths from 3 to 7 tokens" in parity["detail"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "none.py:f", "-o", "p"],
+        ["export", "causal_attention", "-o", "p", "--example", "none.npy"],
+        ["export", "causal_attention", "-o", "p", "--heads", "0"],
+        ["export", "causal_attention", "-o", "p", "--lengths", "x"],
+        ["verify", "none.onnx"],
+    ],
+)
+def test_a_mistype_is_told_before_frameworks_are_imported(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    result = run_without(("torch", "onnx"), arguments, tmp_path)
+    assert result.returncode == 2
+    assert "needs" not in result.stderr
+    assert "none" in result.stderr or "`--" in result.stderr
+
+
+def test_help_imports_neither_numpy_nor_torch(tmp_path: Path) -> None:
+    result = run_without(("numpy", "torch", "onnx", "onnxruntime"), ["export", "--help"], tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_no_log_is_left_that_no_message_names(
+    cli: Any, tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(logs))
+    module.write_text(
+        "from torch.special import bessel_j0\n"
+        "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
+        "def attends(x):\n"
+        "    q = x[:, None]\n"
+        "    return bessel_j0(sdpa(q, q, q, is_causal=True))\n"
+    )
+    options = ["--example", tmp_path / "x.npy", "--dims", "x=batch,tokens,_"]
+    result = cli("export", f"{module}:attends", "-o", tmp_path / "p", *options)
+    assert result.code == 2
+    left = list(logs.glob("*.log"))
+    assert len(left) == 1
+    assert str(left[0]) in result.err
