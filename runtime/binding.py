@@ -2,8 +2,8 @@
 
 A plain call takes arrays from the host and returns new ones. A binding keeps both where the
 provider runs: a call moves nothing between host and device and allocates nothing. Where an output
-shares the buffer of an input, such as ``present_key`` that of ``past_key`` in a cache of fixed
-capacity, a kernel that knows this writes the new tokens in place and copies no past.
+shares the buffer of an input, as the present that of the past in a cache of fixed capacity, a
+kernel that knows this writes the new tokens in place and copies no past.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.attention.spec import CacheKind
 from causal_attn.errors import InputError
 from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import Contract, TensorContract
@@ -23,9 +22,6 @@ from causal_attn.runtime.feed_check import FeedCheck
 from causal_attn.runtime.ort import InferenceSession, OrtValue, new_buffer, run_bound
 
 __all__ = ["Binding"]
-
-
-_CACHE = {"present_key": "past_key", "present_value": "past_value"}
 
 
 class Binding:
@@ -50,6 +46,7 @@ class Binding:
         self._binding = opened().io_binding()
         self._check = FeedCheck(contract)
         arrays = self._check.check(feeds)
+        self._shapes = {name: array.shape for name, array in arrays.items()}
         for name, array in arrays.items():
             value = new_buffer(array.shape, array.dtype, provider)
             _fill(value, array)
@@ -86,12 +83,11 @@ class Binding:
                 do not fit into the cache. Nothing was copied then.
         """
         for name, array in feeds.items():
-            bound = self._inputs.get(name)
-            if bound is None:
+            if name not in self._inputs:
                 raise InputError(
                     f"`feeds` must name inputs of {list(self._inputs)}, got {name!r}."
                 )
-            shape, dtype = tuple(bound.shape()), self._dtypes[name]
+            shape, dtype = self._shapes[name], self._dtypes[name]
             if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, dtype):
                 got = (
                     f"{array.dtype}{list(array.shape)}"
@@ -102,9 +98,7 @@ class Binding:
                     f"`{name}` must be as it was bound, {dtype}{list(shape)}, got {got}. Bind "
                     "again for other shapes."
                 )
-        if (lengths := feeds.get("past_lengths")) is not None and "past_key" in self._inputs:
-            tokens, capacity = (self._inputs[name].shape()[2] for name in ("q", "past_key"))
-            self._check.check_room(lengths, tokens, capacity)
+        self._check.check_room(feeds, self._shapes)
         for name, array in feeds.items():
             _fill(self._inputs[name], array)
 
@@ -175,12 +169,12 @@ def _check_share(
                 f"{list(shapes[output])} and {source!r} {list(arrays[source].shape)}. A cache "
                 "that grows cannot be written in place."
             )
-    static = contract.spec is not None and contract.spec.cache is CacheKind.STATIC
-    crossed = {output: source for output, source in share.items() if _CACHE.get(output) != source}
-    if static and crossed:
-        raise InputError(
-            f"`share` must be out of {_CACHE} for a cache of fixed capacity, got {crossed}: "
-            "anything else overwrites what is still read."
-        )
+    if contract.cache is not None:
+        allowed = contract.cache.shared
+        if crossed := {o: source for o, source in share.items() if allowed.get(o) != source}:
+            raise InputError(
+                f"`share` must be out of {allowed}, which the contract says is written in place, "
+                f"got {crossed}: anything else overwrites what is still read."
+            )
     if len(set(share.values())) != len(share):
         raise InputError(f"`share` must use an input once, got {dict(share)}.")

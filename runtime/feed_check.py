@@ -8,14 +8,15 @@ C-contiguous and aligned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.attention.spec import CacheKind
 from causal_attn.errors import InputError
+from causal_attn.package.cache_layout import EntryKind
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 
@@ -35,7 +36,7 @@ class _InputRule:
 
     __slots__ = ("dtype", "expressions", "fixed", "name", "named", "rank", "tensor")
 
-    def __init__(self, tensor: TensorContract) -> None:
+    def __init__(self, tensor: TensorContract, growing: frozenset[str]) -> None:
         self.tensor = tensor
         self.name = tensor.name
         self.dtype = np.dtype(tensor.dtype)
@@ -48,9 +49,38 @@ class _InputRule:
             if isinstance(dim, int):
                 self.fixed.append((axis, dim))
             elif (expression := DimExpression.parse(dim)).is_name:
-                self.named.append((axis, dim, 0 if dim.startswith("past") else 1))
+                self.named.append((axis, dim, 0 if dim in growing else 1))
             else:
                 self.expressions.append((axis, expression))
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Where the shapes and values are that say whether new tokens fit into a cache.
+
+    Attributes:
+        lengths: The input of the tokens that each sequence holds.
+        tokens: An input of new tokens, and their axis.
+        slots: An input of fixed capacity, and the axis of slots; all have the same capacity.
+    """
+
+    lengths: str
+    tokens: tuple[str, int]
+    slots: tuple[str, int]
+
+    @classmethod
+    def of(cls, contract: Contract) -> _Room | None:
+        layout = contract.cache
+        if layout is None or layout.lengths is None:
+            return None
+        entry = layout.of(EntryKind.FIXED)[0]
+        assert entry.axis is not None  # a contract refuses a fixed entry without one
+        tokens = next(
+            (tensor.name, tensor.dims.index(contract.tokens))
+            for tensor in contract.inputs
+            if contract.tokens in tensor.dims
+        )
+        return cls(layout.lengths, tokens, (entry.input, entry.axis))
 
 
 class FeedCheck:
@@ -64,12 +94,12 @@ class FeedCheck:
     """
 
     def __init__(self, contract: Contract) -> None:
-        self._rules = [_InputRule(tensor) for tensor in contract.inputs]
+        growing = _growing_dims(contract)
+        self._rules = [_InputRule(tensor, growing) for tensor in contract.inputs]
         self._names = tuple(tensor.name for tensor in contract.inputs)
         self._name_set = frozenset(self._names)
         self._known: set[tuple[tuple[int, ...], ...]] = set()
-        spec = contract.spec
-        self._fills = spec is not None and spec.cache is CacheKind.STATIC
+        self._room = _Room.of(contract)
 
     def bind(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The feed of positional `arrays`, in the order of the contract, and `named` ones.
@@ -99,25 +129,35 @@ class FeedCheck:
         """
         return self._checked(dict(feeds))
 
-    def check_room(self, lengths: NDArray[Any], tokens: int, capacity: int) -> None:
+    def check_room(
+        self, feeds: Mapping[str, NDArray[Any]], shapes: Mapping[str, Sequence[int]]
+    ) -> None:
         """Refuse new tokens that do not fit into a cache of fixed capacity.
 
         ONNX Runtime's kernel would return a longer one, without a word.
 
+        Args:
+            feeds: By name; nothing is checked unless the input of lengths is in them.
+            shapes: Of every input.
+
         Raises:
-            InputError: A sequence of `lengths` has less than `tokens` slots left.
+            InputError: A sequence has fewer slots left than there are new tokens.
         """
-        if self._fills and (lengths.min() < 0 or lengths.max() + tokens > capacity):
+        room = self._room
+        if room is None or (lengths := feeds.get(room.lengths)) is None:
+            return
+        (source, axis), (cache, slots) = room.tokens, room.slots
+        tokens, capacity = shapes[source][axis], shapes[cache][slots]
+        if lengths.min() < 0 or lengths.max() + tokens > capacity:
             raise InputError(
-                f"`past_lengths` must be 0 to {capacity - tokens}, got {lengths.tolist()}: the "
+                f"`{room.lengths}` must be 0 to {capacity - tokens}, got {lengths.tolist()}: the "
                 f"cache has {capacity} slots and {tokens} new tokens go behind those it holds."
             )
 
     def _checked(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
         feeds = self._fitting(feeds)
-        if self._fills:
-            tokens, capacity = feeds["q"].shape[2], feeds["past_key"].shape[2]
-            self.check_room(feeds["past_lengths"], tokens, capacity)
+        if self._room is not None:
+            self.check_room(feeds, {name: array.shape for name, array in feeds.items()})
         return feeds
 
     def _fitting(self, feeds: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -188,6 +228,20 @@ class FeedCheck:
         return ", ".join(
             f"`{rule.name}` {rule.tensor.dtype}{_dims(rule.tensor.dims)}" for rule in self._rules
         )
+
+
+def _growing_dims(contract: Contract) -> frozenset[str]:
+    """The dims that may be 0: those along which a cache grows, and ``past…`` without a layout."""
+    if contract.cache is None:
+        dims = (dim for tensor in contract.inputs for dim in tensor.dims)
+        return frozenset(d for d in dims if isinstance(d, str) and d.startswith("past"))
+    axes = {entry.input: entry.axis for entry in contract.cache.of(EntryKind.GROWING)}
+    return frozenset(
+        dim
+        for tensor in contract.inputs
+        for axis, dim in enumerate(tensor.dims)
+        if isinstance(dim, str) and axes.get(tensor.name) == axis
+    )
 
 
 def _base_array(rule: _InputRule, value: Any) -> NDArray[Any]:

@@ -109,8 +109,9 @@ class Session:
         Args:
             feeds: One array for each input.
             share: Outputs that are written into the buffer of an input, of the same shape and
-                dtype: ``{"present_key": "past_key"}``. Only for a graph that says so, whose
-                kernel reads an entry before it overwrites it.
+                dtype: ``{"present_key": "past_key"}``. Where the contract has a cache, only what
+                it says is written in place: ``contract.cache.shared``. Elsewhere it is the
+                caller's promise that the kernel reads an entry before it overwrites it.
 
         Returns:
             What `Binding.run` runs.

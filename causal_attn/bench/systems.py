@@ -31,8 +31,6 @@ BASELINE = "torch"
 """Every ratio is to this one."""
 PLAIN = "torch.onnx"
 
-_CACHES = {"present_key": "past_key", "present_value": "past_value"}
-
 
 class System(ABC):
     """One way to run attention on one provider.
@@ -147,7 +145,7 @@ class PackageSystem(System):
 
     On the CPU a plain call with numpy arrays, as a service makes it. Bound to memory where that
     is what a service does: on a device, and for a cache of fixed capacity, which is written in
-    place. The contract says which cache it is: there the present has the dims of the past.
+    place: the contract says which tensors those are.
     """
 
     def prepare(self, case: Case, model: Path | None) -> None:
@@ -155,25 +153,22 @@ class PackageSystem(System):
 
         self._session = load(_require_model(model), self.provider, **_options(self.provider, case))
         self._case = case
-        contract = self._session.contract
-        dims = {tensor.name: tensor.dims for tensor in (*contract.inputs, *contract.outputs)}
-        self._in_place = {
-            present: past
-            for present, past in _CACHES.items()
-            if present in dims and dims[present] == dims.get(past)
-        }
+        layout = self._session.contract.cache
+        self._in_place = {} if layout is None else layout.shared
+        self._axes = {} if layout is None else {e.input: e.axis for e in layout.entries}
+        self._lengths = None if layout is None else layout.lengths
 
     def load(self, arrays: Arrays) -> None:
         inputs = self._session.contract.inputs
         feeds = dict(arrays)
         for tensor in inputs:
-            # Counts over the batch: the tokens that each sequence has in the cache.
-            if tensor.dims == ("batch",) and tensor.dtype in ("int32", "int64"):
+            if tensor.name == self._lengths:
                 feeds[tensor.name] = np.full(
                     self._case.batch, self._case.past_tokens, tensor.dtype
                 )
         for past in self._in_place.values():
-            room = ((0, 0), (0, 0), (0, self._case.q_tokens), (0, 0))
+            room = [(0, 0)] * feeds[past].ndim
+            room[self._axes[past] or 0] = (0, self._case.q_tokens)
             feeds[past] = np.pad(feeds[past], room)
         if unknown := sorted({tensor.name for tensor in inputs} ^ set(feeds)):
             raise UsageError(

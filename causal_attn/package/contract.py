@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from causal_attn.attention.spec import AttentionSpec
+from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import PackageError, SpecError
 from causal_attn.json_text import parse_json, shown
 from causal_attn.machine.release import OLDEST
+from causal_attn.package.cache_layout import CacheLayout, EntryKind
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 
-SCHEMA = "causal_attn.contract/2"
+SCHEMA = "causal_attn.contract/3"
 
 DTYPES = (
     "float16", "bfloat16", "float32", "float64",
@@ -28,6 +29,8 @@ MAX_OPSET = 1 << 15
 
 MAX_SIZE = (1 << 63) - 1
 """ONNX dims are int64."""
+
+_ENTRIES = {CacheKind.DYNAMIC: EntryKind.GROWING, CacheKind.STATIC: EntryKind.FIXED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +64,17 @@ class Contract:
         opset: Version of the default ONNX domain.
         spec: The attention, if there is one for the whole graph; ``None`` for a user's module.
         tokens: Name of the dim along which the graph is causal.
+        cache: Which inputs and outputs are a cache, and how they go together; ``None`` if there is
+            none, or none that is known. A spec with a cache always has one.
         choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
             ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
             tokens. For a user's module also ``captured``: how many attention calls became the op
             (``attend``), and why the others did not (``kept``: reason to number of calls). Empty
             if there is nothing to say.
         onnxruntime: ``major.minor`` of the oldest ONNX Runtime that runs the graph.
+
+    Raises:
+        PackageError: `cache` contradicts the tensors or the spec.
     """
 
     inputs: tuple[TensorContract, ...]
@@ -75,8 +83,21 @@ class Contract:
     opset: int
     spec: AttentionSpec | None = None
     tokens: str = "tokens"
+    cache: CacheLayout | None = None
     choice: Mapping[str, Any] = field(default_factory=dict)
     onnxruntime: str = OLDEST
+
+    def __post_init__(self) -> None:
+        fault = self.cache and self.cache.fault(self.inputs, self.outputs, self.tokens)
+        if fault:
+            raise PackageError(f"The contract's cache is wrong: {fault}")
+        kind = CacheKind.NONE if self.spec is None else self.spec.cache
+        wanted = _ENTRIES.get(kind)
+        if wanted is not None and (self.cache is None or not self.cache.of(wanted)):
+            raise PackageError(
+                f"`cache` must have entries of kind {str(wanted)!r} for a spec with cache "
+                f"{str(kind)!r}, got {shown(self.cache)}."
+            )
 
     def to_json(self) -> str:
         """Indented JSON with sorted keys, the text of ``contract.json``.
@@ -92,6 +113,7 @@ class Contract:
             "opset": self.opset,
             "spec": None if self.spec is None else self.spec.to_dict(),
             "tokens": self.tokens,
+            "cache": None if self.cache is None else self.cache.to_dict(),
             "choice": dict(self.choice),
             "onnxruntime": self.onnxruntime,
         }
@@ -114,7 +136,7 @@ class Contract:
                 "Export the model again with this version, or use the version that wrote it."
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
-        known |= {"onnxruntime"}
+        known |= {"cache", "onnxruntime"}
         if set(values) != known:
             raise PackageError(
                 f"The contract must have exactly the fields {sorted(known)}, got "
@@ -148,6 +170,7 @@ class Contract:
             opset=opset,
             spec=spec,
             tokens=values["tokens"],
+            cache=None if values["cache"] is None else CacheLayout.from_dict(values["cache"]),
             choice=values["choice"],
             onnxruntime=oldest,
         )

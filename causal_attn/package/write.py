@@ -23,7 +23,7 @@ from causal_attn.package.digest import (
     external_files,
     write_metadata,
 )
-from causal_attn.package.manifest import MANIFEST, SCHEMA_VERSION
+from causal_attn.package.manifest import MANIFEST, SCHEMA_VERSION, read_manifest
 from causal_attn.package.read import SLOT, Package, check_certificate, read_package
 from causal_attn.package.replace import replacing_folder, require_replaceable
 
@@ -177,17 +177,22 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _is_package(path: Path) -> bool:
-    """Whether `path` is a package and nothing but: what else lies in it would be lost."""
+    """Whether `path` is a package and nothing but: what else lies in it would be lost.
+
+    Contracts are not read: one that another version wrote is exported again, over the old one.
+    """
     try:
-        package = read_package(path)
+        variants = read_manifest(path).variants
         known = {path / MANIFEST}
-        for variant in package.variants:
-            known |= {variant.directory / name for name in (_MODEL, _CONTRACT, _CERTIFICATE)}
-            known |= {variant.model, *external_files(variant.model).values()}
+        for variant in variants:
+            folder = variant.folder(path)
+            known |= {folder / name for name in (_MODEL, _CONTRACT, _CERTIFICATE)}
+            known |= set(external_files(folder / _MODEL).values())
     except PackageError:
         return False
     there = {file.resolve() for file in path.rglob("*") if file.is_symlink() or not file.is_dir()}
-    return not package.foreign and there <= {file.resolve() for file in known}
+    ours = all(SLOT in variant.executors for variant in variants)
+    return ours and there <= {file.resolve() for file in known}
 
 
 def _require_name(argument: str, name: str) -> None:

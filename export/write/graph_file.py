@@ -15,6 +15,7 @@ from causal_attn.export.choose.choice import Choice
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.torch_runs import baseline, oracle
+from causal_attn.export.write.cache import cache_of
 from causal_attn.export.write.onnx_model import lower, save_model, tensor_contracts
 from causal_attn.export.write.required_runtime import oldest_onnxruntime
 from causal_attn.export.write.switch import switch
@@ -56,12 +57,14 @@ def write_graph(
     save_model(model, file)
     calls = attention_calls(program)
     reason = choice.to_dict() | ({} if target.spec is not None else {"captured": calls})
+    inputs, outputs = tensor_contracts(model.graph.inputs), tensor_contracts(model.graph.outputs)
     contract = Contract(
-        inputs=tensor_contracts(model.graph.inputs),
-        outputs=tensor_contracts(model.graph.outputs),
+        inputs=inputs,
+        outputs=outputs,
         form=choice.name if calls["attend"] else "captured",
         opset=opset,
         spec=target.spec,
+        cache=cache_of(target.spec, inputs, outputs),
         choice=reason,
         onnxruntime=oldest_onnxruntime(model),
     )

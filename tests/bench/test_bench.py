@@ -41,6 +41,7 @@ from causal_attn.errors import (
 )
 from causal_attn.export import export
 from causal_attn.machine.provider import Provider
+from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest, write_metadata
@@ -599,9 +600,9 @@ def test_plot_draws_every_family(tmp_path: Path) -> None:
 
 def _in_place_decoder(path: Path, case: Case) -> Path:
     """One token a call over a cache of fixed capacity, with GroupQueryAttention."""
-    new = ("batch", case.kv_heads, 1, case.head_dim)
+    new = ("batch", case.kv_heads, "tokens", case.head_dim)
     cache = ("batch", case.kv_heads, "capacity", case.head_dim)
-    query = ("batch", case.heads, 1, case.head_dim)
+    query = ("batch", case.heads, "tokens", case.head_dim)
     inputs: dict[str, tuple[str, tuple[str | int, ...]]] = {
         "q": ("float32", query),
         **dict.fromkeys("kv", ("float32", new)),
@@ -659,7 +660,20 @@ def _in_place_decoder(path: Path, case: Case) -> Path:
             for name, (dtype, dims) in tensors.items()
         )
 
-    contract = Contract(inputs=contracts(inputs), outputs=contracts(outputs), form="gqa", opset=20)
+    layout = CacheLayout(
+        entries=tuple(
+            CacheEntry(
+                input=f"past_{name}", output=f"present_{name}", kind=EntryKind.FIXED, axis=2
+            )
+            for name in ("key", "value")
+        ),
+        lengths="past_lengths",
+        capacity="capacity",
+        in_place=True,
+    )
+    contract = Contract(
+        inputs=contracts(inputs), outputs=contracts(outputs), cache=layout, form="gqa", opset=20
+    )
     check = Check(name="parity", passed=True, detail="made up for a test")
     certificate = Certificate(digest=model_digest(path), verdict=Verdict.CAUSAL, checks=(check,))
     write_metadata(

@@ -26,6 +26,7 @@ from causal_attn.export.choose.auto import choose
 from causal_attn.export.forms.table import FORMS
 from causal_attn.export.target import reference_target
 from causal_attn.machine.provider import Provider
+from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.runtime import load
 from causal_attn.verify import verify
@@ -323,12 +324,23 @@ def case(batch: int, *, tokens: int, capacity: int) -> Arrays:
             )
             for name, shape in dims.items()
         ),
-        outputs=(TensorContract(name="output", dtype="float32", dims=dims["q"]),),
+        outputs=(
+            TensorContract(name="output", dtype="float32", dims=dims["q"]),
+            *(TensorContract(name=name, dtype="float32", dims=cache) for name in SHARE),
+        ),
+        cache=CacheLayout(
+            entries=tuple(
+                CacheEntry(input=past, output=present, kind=EntryKind.FIXED, axis=2)
+                for present, past in SHARE.items()
+            ),
+            lengths="past_lengths",
+            capacity="capacity",
+        ),
         form="gqa",
         opset=23,
         spec=spec(),
     )
-    feeder = Feeder(contract=contract, fixed={"past_lengths": held})
+    feeder = Feeder(contract=contract, fixed={"past_lengths": held(contract)})
     sizes = {"batch": batch, "tokens": tokens, "capacity": capacity}
     return feeder.make(sizes, np.random.default_rng(7))
 

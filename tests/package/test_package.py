@@ -28,6 +28,7 @@ from causal_attn.package import (
     write_package,
 )
 from causal_attn.package import replace as store
+from causal_attn.package.contract import SCHEMA
 from causal_attn.package.digest import model_digest, read_metadata, write_metadata
 
 ALL = (Provider.CPU, Provider.CUDA, Provider.OPENVINO)
@@ -324,6 +325,16 @@ class TestReplace:
             package.root, name="add", variants=[source(package.select("cpu").model)]
         )
         check_certificate(again.select("cpu"))
+
+    def test_one_with_a_contract_of_another_version_is_replaced(
+        self, package: Package, model: Path
+    ) -> None:
+        contract = package.variants[0].directory / "contract.json"
+        contract.write_text(contract.read_text().replace(SCHEMA, "causal_attn.contract/1"))
+        with pytest.raises(PackageError, match="Export the model again"):
+            read_package(package.root)
+        write_package(package.root, name="add", variants=[source(model)])
+        assert SCHEMA in contract.read_text()
 
     def test_new_and_empty_folders(self, tmp_path: Path, model: Path) -> None:
         (tmp_path / "empty").mkdir()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx_bytes import Node, Tensor, model
 
+from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.package.contract import Contract, TensorContract
 
@@ -60,6 +61,7 @@ def attention_bytes(dtype: str = "float32") -> bytes:
 def contract_of(
     inputs: Mapping[str, tuple[str, tuple[str | int, ...]]],
     outputs: Mapping[str, tuple[str, tuple[str | int, ...]]],
+    cache: CacheLayout | None = None,
 ) -> Contract:
     """A contract from ``name -> (dtype, dims)``."""
 
@@ -71,7 +73,22 @@ def contract_of(
             for name, (dtype, dims) in described.items()
         )
 
-    return Contract(inputs=tensors(inputs), outputs=tensors(outputs), form="decomposed", opset=18)
+    return Contract(
+        inputs=tensors(inputs), outputs=tensors(outputs), cache=cache, form="decomposed", opset=18
+    )
+
+
+def fixed_cache(pairs: Mapping[str, str], lengths: str, *, axis: int = 2) -> CacheLayout:
+    """Of ``past -> present`` with a dim ``capacity`` at `axis`, written in place."""
+    return CacheLayout(
+        entries=tuple(
+            CacheEntry(input=past, output=present, kind=EntryKind.FIXED, axis=axis)
+            for past, present in pairs.items()
+        ),
+        lengths=lengths,
+        capacity="capacity",
+        in_place=True,
+    )
 
 
 def attention_contract(dtype: str = "float32") -> Contract:

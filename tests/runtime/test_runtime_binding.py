@@ -14,6 +14,7 @@ from runtime_cases import contract_of
 
 from causal_attn.errors import ClosedError, InputError
 from causal_attn.machine.provider import Provider
+from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.runtime import load
 
 Arrays = tuple[NDArray[np.float32], ...]
@@ -162,6 +163,35 @@ def test_a_share_that_cannot_be_is_refused(
 ) -> None:
     with load(attention) as session, pytest.raises(InputError, match=words):
         session.bind(dict(zip("qkv", qkv, strict=True)), share=share)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_share_is_held_to_the_layout(lone_model: Callable[..., Path], in_place: bool) -> None:
+    """No name of the reference op is in it: the state that is replaced may share, nothing else."""
+    row = ("float32", ("batch", 4))
+    inputs = {"state": row, "other": row, "x": ("float32", ("batch", "tokens"))}
+    outputs = {"next_state": row, "y": ("float32", ("batch", "tokens"))}
+    serialized = model(
+        [Tensor(name, dims, dtype) for name, (dtype, dims) in inputs.items()],
+        [Tensor(name, dims, dtype) for name, (dtype, dims) in outputs.items()],
+        [Node("Add", ["state", "other"], ["next_state"], "a"), Node("Neg", ["x"], ["y"], "b")],
+    )
+    entry = CacheEntry(input="state", output="next_state", kind=EntryKind.REPLACED)
+    layout = CacheLayout(entries=(entry,), in_place=in_place)
+    feeds = {name: np.ones((1, 4), np.float32) for name in inputs}
+    with load(lone_model(serialized, contract_of(inputs, outputs, layout))) as session:
+        with pytest.raises(InputError, match="`share` must be out of"):
+            session.bind(feeds, share={"y": "x"})
+        with pytest.raises(InputError, match="`share` must be out of"):
+            session.bind(feeds, share={"next_state": "other"})
+        if not in_place:
+            with pytest.raises(InputError, match=r"`share` must be out of \{\}"):
+                session.bind(feeds, share={"next_state": "state"})
+            return
+        bound = session.bind(feeds, share={"next_state": "state"})
+        for _ in range(3):
+            bound.run()
+        np.testing.assert_array_equal(bound.read("state"), np.full((1, 4), 4.0))
 
 
 def test_one_input_cannot_hold_two_outputs(cached: Path) -> None:

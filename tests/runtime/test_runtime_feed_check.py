@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx_bytes import Node, Tensor, model
-from runtime_cases import attention_bytes, attention_contract, contract_of, expected
+from runtime_cases import attention_bytes, attention_contract, contract_of, expected, fixed_cache
 
 from causal_attn.errors import InputError
 from causal_attn.machine.provider import Provider
+from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.runtime import Session, load
 from causal_attn.runtime.feed_check import FeedCheck
 
@@ -237,6 +238,52 @@ def test_shapes_that_were_right_are_remembered_up_to_a_limit(qkv: Arrays) -> Non
 
 def test_an_empty_past_is_legal() -> None:
     cached_contract().check(cached_feed(tokens=3, past=0, mask=3))
+
+
+def test_room_is_looked_up_where_the_contract_says() -> None:
+    """Of a decoder in which nothing is called as in the reference op, with the slots first."""
+    cache = ("float32", ("capacity", "batch", 4))
+    names = {"layers.0.k": "new.0.k", "layers.0.v": "new.0.v"}
+    check = FeedCheck(
+        contract_of(
+            {
+                "filled": ("int32", ("batch",)),
+                **dict.fromkeys(names, cache),
+                "ids": ("int64", ("batch", "tokens")),
+            },
+            {
+                "logits": ("float32", ("batch", "tokens", 8)),
+                **dict.fromkeys(names.values(), cache),
+            },
+            fixed_cache(names, "filled", axis=0),
+        )
+    )
+    feeds = {
+        "ids": np.ones((2, 3), np.int64),
+        **dict.fromkeys(names, np.zeros((8, 2, 4), np.float32)),
+    }
+    check.check({**feeds, "filled": np.array([5, 0], np.int32)})
+    for filled in ([6, 0], [0, 6], [-1, 0]):
+        with refused(
+            f"`filled` must be 0 to 5, got {filled}: the cache has 8 slots and 3 new tokens go "
+            "behind those it holds."
+        ):
+            check.check({**feeds, "filled": np.array(filled, np.int32)})
+
+
+def test_only_a_dim_that_grows_may_be_empty() -> None:
+    entry = CacheEntry(input="memory", output="longer", kind=EntryKind.GROWING, axis=0)
+    check = FeedCheck(
+        contract_of(
+            {"memory": ("float32", ("m", 4)), "past_x": ("float32", ("past_tokens", 4))},
+            {"longer": ("float32", ("m + tokens", 4))},
+            CacheLayout(entries=(entry,)),
+        )
+    )
+    rows = np.zeros((2, 4), np.float32)
+    check.check({"memory": rows[:0], "past_x": rows})
+    with pytest.raises(InputError, match="`past_x` must have past_tokens = at least 1"):
+        check.check({"memory": rows, "past_x": rows[:0]})
 
 
 def test_a_fixed_dim_is_checked() -> None:

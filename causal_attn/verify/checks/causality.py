@@ -19,7 +19,7 @@ from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import TensorContract
 from causal_attn.runtime import Session
-from causal_attn.verify.feeds.cache_slots import HELD, blank_unused, has_buffers
+from causal_attn.verify.feeds.cache_slots import blank_unused, held_tokens
 from causal_attn.verify.feeds.feeder import Feeder
 
 __all__ = [
@@ -224,7 +224,8 @@ def check_weights(
         feeds = feeder.make(sizes, rng)
         weights = session.run(feeds)["weights"].astype(np.float64)
         q_tokens, kv_tokens = weights.shape[-2:]
-        past = feeds[HELD] if has_buffers(contract) else np.array([kv_tokens - q_tokens])
+        held = held_tokens(contract, feeds)
+        past = np.array([kv_tokens - q_tokens]) if held is None else held
         query = np.arange(q_tokens)[:, None] + past.reshape(-1, 1, 1, 1)
         hidden = np.arange(kv_tokens)[None, :] > query
         if contract.spec.window is not None:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.errors import CausalAttnError
+from causal_attn.package.cache_layout import CacheEntry, EntryKind
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import TensorContract
 from causal_attn.runtime import Session
-from causal_attn.verify.feeds.cache_slots import CAPACITY
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.interface.discover import PAST, TOKENS, Interface
 
@@ -71,7 +71,9 @@ class _Decoder:
         (sizes,) = interface.feeder.cases((_LENGTH,))
         self.sizes = {**sizes, PAST: 0}
         self.feeds = interface.feeder.make(self.sizes, rng)
-        present = {output for _, output in interface.cache}
+        layout = interface.feeder.contract.cache
+        self.entries = {} if layout is None else {e.input: e for e in layout.entries if e.output}
+        present = {entry.output for entry in self.entries.values()}
         self.rows = {name: axis for name, axis in interface.outputs.items() if name not in present}
 
     def prefix(self, length: int) -> dict[str, NDArray[Any]]:
@@ -93,16 +95,15 @@ class _Decoder:
         feeder = self.interface.feeder
         sizes = {**self.sizes, TOKENS: step, PAST: start}
         feeds: Feeds = {}
-        cache = dict(self.interface.cache)
         for tensor in feeder.contract.inputs:
             shape = feeder.shape(tensor, sizes)
             if tensor.name in feeder.fixed:
                 feeds[tensor.name] = feeder.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
-            elif tensor.name in cache:
+            elif (entry := self.entries.get(tensor.name)) is not None:
                 feeds[tensor.name] = (
-                    before[cache[tensor.name]]
+                    before[str(entry.output)]
                     if before is not None
-                    else self._empty(tensor, shape)
+                    else self._empty(entry, tensor, shape)
                 )
             else:
                 array = self.feeds[tensor.name]
@@ -111,9 +112,11 @@ class _Decoder:
                 feeds[tensor.name] = array
         return self.session.run(feeds)
 
-    def _empty(self, tensor: TensorContract, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _empty(
+        self, entry: CacheEntry, tensor: TensorContract, shape: tuple[int, ...]
+    ) -> NDArray[Any]:
         """A cache without tokens; of a buffer the garbage that the feeder put there."""
-        if CAPACITY in tensor.dims:
+        if entry.kind is EntryKind.FIXED:
             return self.feeds[tensor.name]
         return np.zeros(shape, tensor.dtype)
 

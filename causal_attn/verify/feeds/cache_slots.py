@@ -1,86 +1,124 @@
 """Feeds of a cache of fixed capacity: how much each sequence holds, and garbage beyond it.
 
-``past_key`` and ``past_value [batch, kv_heads, capacity, features]`` are buffers of which sequence
-``b`` has filled ``past_lengths[b]`` tokens. What lies beyond is whatever an earlier use left, and
+Its entries are buffers of which sequence ``b`` has filled ``lengths[b]`` tokens; which tensors and
+axes these are, the contract's layout says. What lies beyond is whatever an earlier use left, and
 must never reach a row; here it is NaN, infinities and large numbers, so that it cannot hide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.attention.spec import CacheKind
-from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.package.cache_layout import CacheEntry, EntryKind
+from causal_attn.package.contract import Contract
 
-__all__ = ["CAPACITY", "HELD", "blank_unused", "fill_unused", "has_buffers", "held"]
-
-CAPACITY = "capacity"
-"""The dim of the slots."""
-
-HELD = "past_lengths"
-"""The input that says how many of them are filled, ``[batch]`` int64."""
+__all__ = [
+    "blank_unused",
+    "buffers",
+    "capacity",
+    "fill_unused",
+    "has_buffers",
+    "held",
+    "held_tokens",
+]
 
 # float16 ends at 65,504.
 _GARBAGE = (np.nan, np.inf, -np.inf, 6e4)
 
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def buffers(contract: Contract) -> tuple[CacheEntry, ...]:
+    """The entries of fixed capacity; none where no input says how much of them is filled."""
+    layout = contract.cache
+    return () if layout is None or layout.lengths is None else layout.of(EntryKind.FIXED)
+
 
 def has_buffers(contract: Contract) -> bool:
-    """Whether the graph writes into a cache of fixed capacity, as its spec says."""
-    return contract.spec is not None and contract.spec.cache is CacheKind.STATIC
+    """Whether the graph writes into a cache of fixed capacity, behind lengths that it is given."""
+    return bool(buffers(contract))
 
 
-def held(shape: tuple[int, ...], sizes: Mapping[str, int]) -> NDArray[Any]:
-    """Values of `HELD`: ``past_tokens`` if there is a size for it, else as different as room is.
+def capacity(contract: Contract) -> str | None:
+    """The dim of the slots; ``None`` if there are no `buffers`."""
+    return contract.cache.capacity if contract.cache is not None and buffers(contract) else None
 
-    Of several sequences the first is full once the new tokens are in, and the last was empty; one
-    alone is half full.
+
+def held(contract: Contract) -> Callable[[tuple[int, ...], Mapping[str, int]], NDArray[Any]]:
+    """Values of the input of lengths, ``(shape, sizes) -> [batch]``.
+
+    ``past_tokens`` if there is a size for it, else as different as room is: of several sequences
+    the first is full once the new tokens are in, and the last was empty; one alone is half full.
     """
-    if "past_tokens" in sizes:
-        return np.full(shape, sizes["past_tokens"])
-    room = sizes[CAPACITY] - sizes["tokens"]
-    if shape[0] == 1:
-        return np.array([room // 2])
-    lengths: NDArray[Any] = np.linspace(room, 0, shape[0]).astype(np.int64)
-    return lengths
+
+    def values(shape: tuple[int, ...], sizes: Mapping[str, int]) -> NDArray[Any]:
+        if "past_tokens" in sizes:
+            return np.full(shape, sizes["past_tokens"])
+        room = sizes[capacity(contract) or ""] - sizes[contract.tokens]
+        if shape[0] == 1:
+            return np.array([room // 2])
+        return np.linspace(room, 0, shape[0]).astype(np.int64)
+
+    return values
 
 
-def fill_unused(
-    tensor: TensorContract, array: NDArray[Any], lengths: NDArray[Any], rng: np.random.Generator
-) -> None:
-    """Overwrite the slots of a buffer from `lengths` on, in place, with `_GARBAGE`."""
-    slots = _slots(tensor, array)
-    unused = np.arange(slots.shape[1]) >= lengths[:, None]
-    slots[unused] = rng.choice(_GARBAGE, slots[unused].shape)
+def held_tokens(contract: Contract, feeds: Arrays) -> NDArray[Any] | None:
+    """What each sequence of `feeds` holds before the call, ``[batch]``; ``None``: no `buffers`."""
+    if contract.cache is None or contract.cache.lengths is None:
+        return None
+    return feeds[contract.cache.lengths]
 
 
-def blank_unused(
-    contract: Contract, feeds: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """`results` with 0 in the slots that hold no token after the call.
+def fill_unused(contract: Contract, feeds: Arrays, rng: np.random.Generator | None) -> None:
+    """Overwrite the slots from the lengths on, in place: garbage from `rng`, or 0 without one."""
+    lengths = held_tokens(contract, feeds)
+    if lengths is None:
+        return
+    for entry in buffers(contract):
+        slots = _slots(contract, entry, feeds[entry.input])
+        unused = np.arange(slots.shape[1]) >= lengths[:, None]
+        slots[unused] = 0 if rng is None else _garbage(slots[unused], rng)
+
+
+def blank_unused(contract: Contract, feeds: Arrays, results: Arrays) -> dict[str, NDArray[Any]]:
+    """`results` with 0 in the slots of the cache that hold no token after the call.
 
     There a kernel may leave what was there, or memory that nobody wrote.
     """
     blanked = dict(results)
-    if not has_buffers(contract):
+    lengths = held_tokens(contract, feeds)
+    if lengths is None:
         return blanked
     tokens = next(
         feeds[tensor.name].shape[tensor.dims.index(contract.tokens)]
         for tensor in contract.inputs
         if contract.tokens in tensor.dims
     )
-    for tensor in contract.outputs:
-        # Weights have slots too, but as keys: the spec says what they are everywhere.
-        if CAPACITY in tensor.dims and contract.tokens not in tensor.dims:
-            array = blanked[tensor.name] = results[tensor.name].copy()
-            slots = _slots(tensor, array)
-            slots[np.arange(slots.shape[1]) >= feeds[HELD][:, None] + tokens] = 0
+    for entry in buffers(contract):
+        if entry.output is not None and entry.output in results:
+            array = blanked[entry.output] = results[entry.output].copy()
+            slots = _slots(contract, entry, array)
+            slots[np.arange(slots.shape[1]) >= lengths[:, None] + tokens] = 0
     return blanked
 
 
-def _slots(tensor: TensorContract, array: NDArray[Any]) -> NDArray[Any]:
-    """A view ``[batch, capacity, …]``."""
-    return np.moveaxis(array, (tensor.dims.index("batch"), tensor.dims.index(CAPACITY)), (0, 1))
+def _slots(contract: Contract, entry: CacheEntry, array: NDArray[Any]) -> NDArray[Any]:
+    """A view ``[batch, capacity, …]`` of an entry, past or present."""
+    dims = {tensor.name: tensor.dims for tensor in contract.inputs}
+    assert contract.cache is not None  # of `buffers` only
+    assert contract.cache.lengths is not None
+    assert entry.axis is not None
+    (batch,) = dims[contract.cache.lengths]
+    axes = [axis for axis, dim in enumerate(dims[entry.input]) if dim == batch]
+    return np.moveaxis(array, (next(a for a in axes if a != entry.axis), entry.axis), (0, 1))
+
+
+def _garbage(values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    if values.dtype.kind in "iu":
+        limits = np.iinfo(values.dtype)
+        return rng.integers(limits.min, limits.max, values.shape, values.dtype, endpoint=True)
+    return rng.choice(_GARBAGE, values.shape)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from causal_attn.errors import InputError
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
-from causal_attn.verify.feeds.cache_slots import CAPACITY, HELD, fill_unused, has_buffers
+from causal_attn.verify.feeds.cache_slots import capacity, fill_unused
 
 __all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
 
@@ -76,11 +76,11 @@ class Feeder:
             for name in DimExpression.parse(dim).names
         } - {tokens}
         rings = {name: cycle(_SIZES.get(name, _TRAILING)) for name in sorted(names)}
-        room = cycle(_ROOM)
+        slots, room = capacity(self.contract), cycle(_ROOM)
         for index, length in enumerate(lengths):
             case = {name: _size(name, next(ring), length) for name, ring in rings.items()}
-            if CAPACITY in case and has_buffers(self.contract):
-                case[CAPACITY] = length + next(room)
+            if slots is not None:
+                case[slots] = case.get("past_tokens", 0) + length + next(room)
             if index % 3 == 2:
                 # Keep cycles of equal periods from always meeting in the same pairs.
                 for ring in rings.values():
@@ -107,10 +107,7 @@ class Feeder:
                 feeds[tensor.name] = self.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
             else:
                 feeds[tensor.name] = self._random(tensor, shape, rng)
-        if has_buffers(self.contract):
-            for tensor in self.contract.inputs:
-                if CAPACITY in tensor.dims:
-                    fill_unused(tensor, feeds[tensor.name], feeds[HELD], rng)
+        fill_unused(self.contract, feeds, rng)
         return feeds
 
     def perturb(

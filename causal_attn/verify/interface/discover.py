@@ -17,11 +17,13 @@ import onnx
 from numpy.typing import NDArray
 
 from causal_attn.errors import UsageError
+from causal_attn.package.cache_layout import EntryKind
 from causal_attn.package.contract import DTYPES, Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
-from causal_attn.verify.feeds.cache_slots import CAPACITY, HELD, has_buffers, held
+from causal_attn.verify.feeds.cache_slots import buffers, held
 from causal_attn.verify.feeds.feeder import Feeder
+from causal_attn.verify.interface.cache_by_name import growing_cache
 from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
 from causal_attn.verify.interface.naming import (
@@ -32,7 +34,6 @@ from causal_attn.verify.interface.naming import (
     Dims,
     belongs_to_cache,
     is_mask,
-    pair_cache,
     token_axis_by_name,
 )
 from causal_attn.verify.interface.roles import BATCH, PAST, TOKENS, Roles
@@ -56,7 +57,6 @@ class Interface:
         total: Inputs of past and new tokens together.
         outputs: Outputs with a token axis, ``name -> axis``.
         known: Fixed inputs, as the influence proof takes them.
-        cache: Pairs of a past input and the present output that continues it.
         mask: The input ``[batch, past and new tokens]`` that is 0 for padding, if there is one.
         positions: The input of position ids, if there is one.
         sizes: Dims of the graph, by the graph's own names, that have one size.
@@ -70,12 +70,17 @@ class Interface:
     total: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
     known: Mapping[str, influence.Known] = field(default_factory=dict)
-    cache: tuple[tuple[str, str], ...] = ()
     mask: str | None = None
     positions: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def cache(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a past input and the present output that continues it."""
+        layout = self.feeder.contract.cache
+        return () if layout is None else tuple(layout.pairs.items())
 
     @property
     def fixed_tokens(self) -> int | None:
@@ -85,39 +90,79 @@ class Interface:
 
 def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     """The interface of a model of ours."""
-    static = has_buffers(contract)
+    contract = _with_our_past(contract)
+    # To the proof the slots that are written hold the new tokens already: whoever reads one before
+    # its time reads the future.
+    slots = {entry.input: entry.axis for entry in buffers(contract) if entry.axis is not None}
+    lengths = contract.cache.lengths if contract.cache is not None and slots else None
     feeder = Feeder(
         contract=contract,
         bounds=integer_bounds(model.graph),
-        fixed={HELD: held} if static else {},
+        fixed={} if lengths is None else {lengths: held(contract)},
     )
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
     total: dict[str, int] = {}
-    buffers: dict[str, int] = {}
+    loose: list[str] = []
     for tensor in contract.inputs:
         for axis, dim in enumerate(tensor.dims):
+            if isinstance(dim, int):
+                continue
+            factor = DimExpression.parse(dim).factor(contract.tokens)
             if dim == contract.tokens:
                 tokens.setdefault(tensor.name, axis)
             elif dim == PAST:
                 past.setdefault(tensor.name, axis)
-            elif isinstance(dim, str) and DimExpression.parse(dim).factor(contract.tokens) == 1:
+            elif factor == 1:
                 total.setdefault(tensor.name, axis)
-            elif static and dim == CAPACITY:
-                # To the proof the slots that are written to hold the new tokens already: whoever
-                # reads one before its time reads the future.
-                buffers[tensor.name] = axis
-    results: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in contract.outputs}
-    written = pair_cache(buffers, results)
+            elif factor != 0:
+                loose.append(f"input {tensor.name!r}: no position is followed along {dim!r}")
     return Interface(
         feeder=feeder,
         tokens=tokens,
         past=past,
-        total={name: axis for name, axis in total.items() if name not in tokens} | buffers,
-        outputs=_watched(feeder) | {present: buffers[past] for past, present in written},
-        known={HELD: _held_by_all} if static else {},
-        cache=written or pair_cache(past, results),
+        total={name: axis for name, axis in total.items() if name not in tokens} | slots,
+        outputs=_watched(feeder)
+        | {entry.output: slots[entry.input] for entry in buffers(contract) if entry.output},
+        known={} if lengths is None else {lengths: _held_by_all},
+        notes=(*loose, *_undecoded(contract, past)),
     )
+
+
+def _with_our_past(contract: Contract) -> Contract:
+    """`contract` with `PAST` for the dims, whatever their names, along which its cache grows."""
+    if contract.cache is None:
+        return contract
+    dims = {tensor.name: tensor.dims for tensor in contract.inputs}
+    grown = {
+        dim
+        for entry in contract.cache.of(EntryKind.GROWING)
+        if entry.axis is not None and isinstance(dim := dims[entry.input][entry.axis], str)
+    }
+    names = dict.fromkeys(grown, PAST)
+
+    def renamed(tensor: TensorContract) -> TensorContract:
+        new = tuple(
+            dim if isinstance(dim, int) else DimExpression.parse(dim).renamed(names).text
+            for dim in tensor.dims
+        )
+        return replace(tensor, dims=new)
+
+    return replace(
+        contract,
+        inputs=tuple(map(renamed, contract.inputs)),
+        outputs=tuple(map(renamed, contract.outputs)),
+    )
+
+
+def _undecoded(contract: Contract, past: Mapping[str, int]) -> list[str]:
+    """What of a cache cannot be handed from call to call."""
+    layout = contract.cache
+    if layout is None:
+        return ["decode: no output continues every past input"] if past else []
+    if layout.of(EntryKind.FIXED) and layout.lengths is None:
+        return ["cache: no input says how much of its fixed capacity is filled"]
+    return []
 
 
 def discover(
@@ -151,15 +196,18 @@ def discover(
     }
     sizes = fixed_sizes(model.graph)
     roles = Roles(inputs, tokens, past, sizes)
+    taken = tuple(
+        _tensor(value, roles.input_dims(value.name))
+        for value in model.graph.input
+        if value.name in inputs
+    )
+    returned = tuple(
+        _tensor(value, roles.output_dims(results[value.name])) for value in model.graph.output
+    )
     contract = Contract(
-        inputs=tuple(
-            _tensor(value, roles.input_dims(value.name))
-            for value in model.graph.input
-            if value.name in inputs
-        ),
-        outputs=tuple(
-            _tensor(value, roles.output_dims(results[value.name])) for value in model.graph.output
-        ),
+        inputs=taken,
+        outputs=returned,
+        cache=growing_cache(past, taken, returned, TOKENS),
         form="foreign",
         opset=next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1),
     )
@@ -179,7 +227,6 @@ def discover(
         total=roles.total,
         outputs={name: axis for name, axis in watched.items() if name in wanted},
         known=roles.known,
-        cache=pair_cache(past, results),
         mask=roles.mask,
         positions=next((name for name in inputs if name in POSITIONS), None),
         sizes=sizes,
@@ -190,19 +237,16 @@ def discover(
             if name not in watched
             and (outputs or not all(isinstance(d, int) for d in results[name]))
         ),
-        notes=(*_notes(results, wanted, past), *_unfollowed(inputs, roles)),
+        notes=(
+            *_unasked(results, wanted),
+            *_undecoded(contract, past),
+            *_unfollowed(inputs, roles),
+        ),
     )
 
 
-def _notes(
-    results: Mapping[str, Dims],
-    wanted: list[str],
-    past: Mapping[str, int],
-) -> tuple[str, ...]:
-    notes = [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
-    if past and not pair_cache(past, results):
-        notes.append("decode: no output continues every past input")
-    return tuple(notes)
+def _unasked(results: Mapping[str, Dims], wanted: list[str]) -> list[str]:
+    return [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
 
 
 def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:

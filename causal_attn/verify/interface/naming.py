@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 __all__ = [
     "ATTENTION",
+    "LENGTHS",
     "PAST_DIMS",
     "POSITIONS",
     "TOKEN_DIMS",
@@ -35,6 +36,8 @@ TOTAL_DIMS = {"total_sequence_length", "total_seq_len", "total_tokens", "kv_leng
 
 ATTENTION = {"q", "k", "v", "query", "key", "value", "Q", "K", "V"}
 POSITIONS = {"position_ids", "cache_position", "positions"}
+LENGTHS = {"past_lengths", "cache_lengths", "write_indices"}
+"""Inputs ``[batch]`` of how many tokens each sequence holds before the call."""
 _IDS = {"input_ids", "decoder_input_ids"}
 _EMBEDDED = {"inputs_embeds", "hidden_states", "decoder_inputs_embeds"}
 
