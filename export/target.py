@@ -69,24 +69,26 @@ class _ReferenceOp(nn.Module):
         self.spec, self.return_weights = spec, return_weights
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        output, weights, _, _ = self.attend(q, k, v)
-        return (output, weights) if self.return_weights else (output,)
+        return self.attend(q, k, v)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-        past_lengths: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **past: Tensor) -> tuple[Tensor, ...]:
+        """The results that there are, in the order of the op's."""
         spec = self.spec
-        results: tuple[Tensor, Tensor, Tensor, Tensor] = attend(
-            q, k, v, past_key, past_value, None, spec.scale, spec.window, spec.softcap,
-            self.return_weights, past_lengths,
-        )  # fmt: skip
-        return results
+        output, weights, *present = attend(
+            q,
+            k,
+            v,
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
+            return_weights=self.return_weights,
+            **past,
+        )
+        return (
+            output,
+            *([weights] if self.return_weights else []),
+            *(present if past else []),
+        )
 
 
 class _CachedReferenceOp(_ReferenceOp):
@@ -95,8 +97,7 @@ class _CachedReferenceOp(_ReferenceOp):
     def forward(  # type: ignore[override]
         self, q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor
     ) -> tuple[Tensor, ...]:
-        output, weights, key, value = self.attend(q, k, v, past_key, past_value)
-        return (output, weights, key, value) if self.return_weights else (output, key, value)
+        return self.attend(q, k, v, past_key=past_key, past_value=past_value)
 
 
 class _StaticReferenceOp(_ReferenceOp):
@@ -111,8 +112,9 @@ class _StaticReferenceOp(_ReferenceOp):
         past_value: Tensor,
         past_lengths: Tensor,
     ) -> tuple[Tensor, ...]:
-        output, weights, key, value = self.attend(q, k, v, past_key, past_value, past_lengths)
-        return (output, weights, key, value) if self.return_weights else (output, key, value)
+        return self.attend(
+            q, k, v, past_key=past_key, past_value=past_value, past_lengths=past_lengths
+        )
 
 
 def reference_target(

@@ -132,11 +132,11 @@ def check_arguments(
     k: Tensor,
     v: Tensor,
     *,
-    past: int,
-    scale: float | None,
-    window: int | None,
-    softcap: float | None,
-    kv_lengths: Tensor | None,
+    past: int = 0,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    kv_lengths: Tensor | None = None,
 ) -> None:
     """Refuse what `causal_attention` refuses: the same arguments, the same errors."""
     _validate(q, k, v, past, kv_lengths)

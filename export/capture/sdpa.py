@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from causal_attn.attention.call import RESULTS, by_name
 from causal_attn.attention.operator import ATTEND
 from causal_attn.errors import InputError
 from causal_attn.export.capture.causal_mask import is_causal_mask
@@ -111,12 +112,10 @@ def rewrite_sdpa(program: ExportedProgram) -> None:
                     for tensor in (query, key, value)
                 )
             scale = None if scale is None else float(scale)
-            results = _call(
-                ATTEND,
-                (query, key, value, None, None, None, scale, None, None, False),
-                like=node,
-            )
-            output = _call(operator.getitem, (results, 0), like=node)
+            given = {"scale": scale, "return_weights": False}
+            arguments = by_name((query, key, value), given)
+            results = _call(ATTEND, tuple(arguments.values()), like=node)
+            output = _call(operator.getitem, (results, RESULTS.index("output")), like=node)
             for axis in reversed(axes):
                 output = _call(torch.ops.aten.squeeze.dim, (output, axis), like=node)
         node.replace_all_uses_with(output)
@@ -195,18 +194,16 @@ def _refuse_arguments(node: Node) -> None:
 
 def _drop_unread_weights(program: ExportedProgram) -> None:
     """Ask the op for its weights only where something reads them: not every form has them."""
+    index = RESULTS.index("weights")
     for node in program.graph.find_nodes(op="call_function", target=ATTEND):
-        read = {user.args[1] for user in node.users if user.users}
-        if 1 in read or (len(node.args) == _WEIGHTS + 1 and not node.args[_WEIGHTS]):
+        arguments = by_name(node.args, node.kwargs)
+        getters = [user for user in node.users if user.args[1] == index]
+        if not arguments["return_weights"] or any(user.users for user in getters):
             continue
-        for user in [user for user in node.users if user.args[1] == 1]:
+        for user in getters:
             program.graph.erase_node(user)
-        arguments = [*node.args, *[None] * (_WEIGHTS + 1 - len(node.args))]
-        for index, name in enumerate(_ATTEND_PARAMETERS):
-            if name in node.kwargs:
-                arguments[index] = node.kwargs[name]
-        arguments[_WEIGHTS] = False
-        node.args, node.kwargs = tuple(arguments), {}
+        arguments["return_weights"] = False
+        node.args, node.kwargs = tuple(arguments.values()), {}
         node.meta["val"] = _value(ATTEND, node.args)
 
 
@@ -234,6 +231,4 @@ _DEFAULTS: Mapping[str, Any] = {
     "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False
 }  # fmt: skip
 _SOFTMAX = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
-_ATTEND_PARAMETERS = tuple(argument.name for argument in ATTEND._schema.arguments)
-_WEIGHTS = _ATTEND_PARAMETERS.index("return_weights")
 _KEPT_META = ("nn_module_stack", "stack_trace", "torch_fn")

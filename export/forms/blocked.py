@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causal_attn.attention.spec import AttentionSpec
-from causal_attn.errors import UsageError
+from causal_attn.attention.call import AttendCall, AttendResult
 from causal_attn.export.forms.attention import NARROW_ATTENTION
 from causal_attn.export.forms.blocked_attention import LEAST_HEADS, UNLIMITED, blocks_of_attention
 from causal_attn.export.forms.blocked_gqa import OLDEST_ONNXRUNTIME, blocks_of_gqa
+from causal_attn.export.forms.demand import Need
 from causal_attn.export.forms.form import LONGEST_WINDOW, Form
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import release
@@ -29,63 +29,16 @@ from causal_attn.runtime.ort import installed_version
 __all__ = ["BLOCKED", "blocked"]
 
 
-def _lower(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_weights: bool = True,
-    past_lengths: Tensor | None = None,
-    *,
-    least_heads: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if past_lengths is not None:
-        raise UsageError("form 'blocked' takes no `past_lengths`.")
-    if kv_lengths is not None:
-        raise UsageError("form 'blocked' takes no `kv_lengths`.")
-    if return_weights:
-        raise UsageError("form 'blocked' never holds the weights: return_weights=False.")
-    empty = query.new_empty(0)
-    present_key, present_value = empty, empty
-    attributes: dict[str, Any]
-    if past_key is not None and past_value is not None:
-        key = present_key = torch.cat([past_key, key], dim=-2)
-        value = present_value = torch.cat([past_value, value], dim=-2)
-    if (step := _heads_of_a_step(query, key, value, least_heads)) is not None:
-        heads, kv_heads = query.shape[1], key.shape[1]
-        name = "Grouped"
-        # 0 is the op's own word for the default scale, and for no softcap.
-        attributes = {
-            "num_heads": heads,
-            "kv_num_heads": kv_heads,
-            "scale": float(scale or 0),
-            "softcap": float(softcap or 0),
-        }
-        if step < kv_heads:
-            name += "Stepped"
-            attributes["step_num_heads"] = step * heads // kv_heads
-            attributes["step_kv_num_heads"] = step
-        if window is not None:
-            name += "Window"
-            # ONNX Runtime keeps 32 bits; a sequence has fewer tokens.
-            attributes["local_window_size"] = min(window, LONGEST_WINDOW)
-        name += "Blocks"
-    else:
-        name, attributes = (
-            "Blocks",
-            {
-                "window": window or UNLIMITED,
-                "least_heads": least_heads,
-                "softcap": float(softcap or 0),
-            },
-        )
-        if scale is not None:
-            name, attributes["scale"] = "ScaledBlocks", float(scale)
+def _lower(call: AttendCall, *, least_heads: int) -> AttendResult:
+    query, key, value = call.query, call.key, call.value
+    if call.past is not None:
+        past_key, past_value = call.past
+        key = torch.cat([past_key, key], dim=-2)
+        value = torch.cat([past_value, value], dim=-2)
+    step = _heads_of_a_step(query, key, value, least_heads)
+    name, attributes = (
+        _blocks_of_attention(call, least_heads) if step is None else _blocks_of_gqa(call, step)
+    )
     (output,) = torch.onnx.ops.symbolic_multi_out(
         f"causal_attn::{name}",
         [query, key, value],
@@ -94,7 +47,44 @@ def _lower(
         shapes=((*query.shape[:3], value.shape[3]),),
         version=1,
     )
-    return output, empty, present_key, present_value
+    return AttendResult(
+        output=output,
+        present_key=None if call.past is None else key,
+        present_value=None if call.past is None else value,
+    )
+
+
+def _blocks_of_attention(call: AttendCall, least_heads: int) -> tuple[str, dict[str, Any]]:
+    """Name and attributes of the function whose blocks are ``Attention``."""
+    attributes: dict[str, Any] = {
+        "window": call.window or UNLIMITED,
+        "least_heads": least_heads,
+        "softcap": float(call.softcap or 0),
+    }
+    if call.scale is None:
+        return "Blocks", attributes
+    return "ScaledBlocks", {**attributes, "scale": float(call.scale)}
+
+
+def _blocks_of_gqa(call: AttendCall, step: int) -> tuple[str, dict[str, Any]]:
+    """The same where they are ``GroupQueryAttention``, `step` key/value heads at a time."""
+    heads, kv_heads = call.query.shape[1], call.key.shape[1]
+    # 0 is the op's own word for the default scale, and for no softcap.
+    attributes: dict[str, Any] = {
+        "num_heads": heads,
+        "kv_num_heads": kv_heads,
+        "scale": float(call.scale or 0),
+        "softcap": float(call.softcap or 0),
+    }
+    stepped, window = "", ""
+    if step < kv_heads:
+        stepped = "Stepped"
+        attributes["step_num_heads"] = step * heads // kv_heads
+        attributes["step_kv_num_heads"] = step
+    if call.window is not None:
+        window = "Window"
+        attributes["local_window_size"] = min(call.window, LONGEST_WINDOW)
+    return f"Grouped{stepped}{window}Blocks", attributes
 
 
 def _heads_of_a_step(query: Tensor, key: Tensor, value: Tensor, least_heads: int) -> int | None:
@@ -114,15 +104,6 @@ def _heads_of_a_step(query: Tensor, key: Tensor, value: Tensor, least_heads: int
     return enough[0] if enough else kv_heads
 
 
-def _refuse(spec: AttentionSpec, provider: Provider) -> str | None:
-    if provider is not Provider.CPU:
-        return (
-            "form 'blocked' is for cpu: elsewhere a loop in the graph goes back to the host at "
-            "every step."
-        )
-    return None
-
-
 def blocked(least_heads: int = LEAST_HEADS) -> Form:
     """The form, for a machine that runs `least_heads` heads at once."""
     return Form(
@@ -130,9 +111,10 @@ def blocked(least_heads: int = LEAST_HEADS) -> Form:
         lower=partial(_lower, least_heads=least_heads),
         opset=23,
         dtypes=frozenset({torch.float32}),
-        weights=False,
+        has=frozenset({Need.WINDOW, Need.NARROW_VALUES}),
+        providers=frozenset({Provider.CPU}),
+        elsewhere="outside cpu a loop in the graph goes back to the host at every step",
         narrow=NARROW_ATTENTION,
-        refuse=_refuse,
         functions=(
             blocks_of_gqa("GroupedBlocks", window=False, stepped=False),
             blocks_of_gqa("GroupedWindowBlocks", window=True, stepped=False),

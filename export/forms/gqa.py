@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causal_attn.attention.spec import AttentionSpec
-from causal_attn.errors import UsageError
+from causal_attn.attention.call import AttendCall, AttendResult
+from causal_attn.export.forms.demand import Need
 from causal_attn.export.forms.form import LONGEST_WINDOW, Form
 from causal_attn.machine.provider import Provider
 
@@ -105,76 +105,45 @@ StaticGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
 """
 
 
-def _lower(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    kv_lengths: Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_weights: bool = True,
-    past_lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if kv_lengths is not None:
-        raise UsageError("form 'gqa' takes no `kv_lengths`.")
-    if return_weights:
-        raise UsageError("form 'gqa' never holds the weights: return_weights=False.")
-    if past_lengths is not None and (past_key is None or past_value is None):
-        raise UsageError("form 'gqa' needs a past beside `past_lengths`.")
-    batch, heads, tokens, features = query.shape
-    kv_heads, dtype = key.shape[1], query.dtype
-    if not isinstance(heads, int) or not isinstance(kv_heads, int):
-        raise UsageError("form 'gqa' needs fixed heads: the op has them as attributes.")
-    past = 0 if past_key is None else past_key.shape[2]
-    total_tokens = past + tokens if past_lengths is None else past
+def _lower(call: AttendCall) -> AttendResult:
+    batch, heads, tokens, features = call.query.shape
+    kv_heads, kv_tokens = call.key.shape[1], call.kv_tokens
     # 0 and -1 are the op's own words for the default scale, no softcap and no window.
     attributes: dict[str, Any] = {
         "num_heads": heads,
         "kv_num_heads": kv_heads,
-        "scale": float(scale or 0),
-        "softcap": float(softcap or 0),
-        # ONNX Runtime keeps 32 bits; a sequence has fewer tokens.
-        "local_window_size": -1 if window is None else min(window, LONGEST_WINDOW),
+        "scale": float(call.scale or 0),
+        "softcap": float(call.softcap or 0),
+        "local_window_size": -1 if call.window is None else min(call.window, LONGEST_WINDOW),
     }
-    flat = [_tokens_first(tensor) for tensor in (query, key, value)]
-    ones = torch.ones(1, dtype=torch.int64, device=query.device)
-    total = (ones * total_tokens).to(torch.int32)
-    present = (batch, kv_heads, total_tokens, features)
-    shapes = ((batch, tokens, heads * features), present, present)
-    empty = query.new_empty(0)
-    if past_key is not None and past_value is not None and past_lengths is not None:
-        output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
-            "causal_attn::StaticGroupQueryAttention",
-            [*flat, past_key, past_value, past_lengths],
-            attributes,
-            dtypes=(dtype, dtype, dtype),
-            shapes=shapes,
-            version=1,
-        )
-    elif past_key is not None and past_value is not None:
-        output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
-            "causal_attn::CachedGroupQueryAttention",
-            [*flat, past_key, past_value, total - 1, total],
-            attributes,
-            dtypes=(dtype, dtype, dtype),
-            shapes=shapes,
-            version=1,
-        )
+    inputs: list[Tensor | None] = [
+        _tokens_first(tensor) for tensor in (call.query, call.key, call.value)
+    ]
+    ones = torch.ones(1, dtype=torch.int64, device=call.query.device)
+    total = (ones * kv_tokens).to(torch.int32)
+    if call.past is None:
+        name = "com.microsoft::GroupQueryAttention"
+        inputs += [None, None, (total - 1).expand(batch), total]
+    elif call.past_lengths is None:
+        name = "causal_attn::CachedGroupQueryAttention"
+        inputs += [*call.past, total - 1, total]
     else:
-        output, _, _ = torch.onnx.ops.symbolic_multi_out(
-            "com.microsoft::GroupQueryAttention",
-            [*flat, None, None, (total - 1).expand(batch), total],
-            attributes,
-            dtypes=(dtype, dtype, dtype),
-            shapes=shapes,
-            version=1,
-        )
-        present_key = present_value = empty
-    output = output.unflatten(2, (heads, features)).transpose(1, 2)
-    return output, empty, present_key, present_value
+        name = "causal_attn::StaticGroupQueryAttention"
+        inputs += [*call.past, call.past_lengths]
+    present = (batch, kv_heads, kv_tokens, features)
+    output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        name,
+        inputs,
+        attributes,
+        dtypes=(call.query.dtype,) * 3,
+        shapes=((batch, tokens, heads * features), present, present),
+        version=1,
+    )
+    return AttendResult(
+        output=output.unflatten(2, (heads, features)).transpose(1, 2),
+        present_key=None if call.past is None else present_key,
+        present_value=None if call.past is None else present_value,
+    )
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:
@@ -182,26 +151,15 @@ def _tokens_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).flatten(2)
 
 
-def _refuse(spec: AttentionSpec, provider: Provider) -> str | None:
-    if spec.num_heads is None:
-        return "form 'gqa' needs `num_heads` in the spec: the op has heads as an attribute."
-    if spec.head_dim is None or spec.head_dim % 8:
-        return (
-            "form 'gqa' needs a `head_dim` in the spec that is a multiple of 8, as its kernels "
-            f"do, got {spec.head_dim}."
-        )
-    if provider not in (Provider.CPU, Provider.CUDA):
-        return f"form 'gqa' is an op of ONNX Runtime's own, which {provider} does not run."
-    return None
-
-
 GQA = Form(
     name="gqa",
     lower=_lower,
     opset=23,
     dtypes=frozenset({torch.float16, torch.float32}),
-    weights=False,
-    refuse=_refuse,
+    has=frozenset({Need.WINDOW, Need.STATIC_CACHE}),
+    fixed_heads=True,
+    features_multiple=8,
+    providers=frozenset({Provider.CPU, Provider.CUDA}),
+    elsewhere="its op is ONNX Runtime's own, with kernels for cpu and cuda",
     functions=(_CACHED, _STATIC),
-    static=True,
 )

@@ -1,19 +1,19 @@
 """How attention is written in the graph: one lowering of the op for each form, in one table.
 
-A form is a torch function with the signature of ``causal_attn::attend`` that says the same with
-other ops; ``torch.onnx.ops.symbolic_multi_out`` writes any ONNX op from there. A new form is one
-such function, in a file of its own, and one entry in `FORMS`.
+A form is a function from a call of the op to its results, in torch that says the same with other
+ops; ``torch.onnx.ops.symbolic_multi_out`` writes any ONNX op from there. A new form is one such
+function, in a file of its own beside what the form can do, and one entry in `FORMS`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from causal_attn.attention.operator import decomposition
 from causal_attn.attention.spec import AttentionSpec
 from causal_attn.errors import UsageError
 from causal_attn.export.forms.attention import ATTENTION
 from causal_attn.export.forms.blocked import BLOCKED
+from causal_attn.export.forms.decomposed import DECOMPOSED
 from causal_attn.export.forms.form import Form
 from causal_attn.export.forms.gqa import GQA
 from causal_attn.machine.provider import Provider
@@ -22,14 +22,6 @@ __all__ = ["FORMS", "NEWEST_OPSET", "Form", "choose_form", "require_form"]
 
 NEWEST_OPSET = 25
 """ONNX Runtime 1.32 loads nothing newer."""
-
-DECOMPOSED = Form(
-    name="decomposed",
-    lower=decomposition,
-    opset=18,
-    dtypes=frozenset({torch.float16, torch.float32, torch.float64}),
-    static=True,
-)
 
 FORMS = {form.name: form for form in (DECOMPOSED, ATTENTION, GQA, BLOCKED)}
 

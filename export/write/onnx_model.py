@@ -12,12 +12,15 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.export import ExportedProgram
+from torch.fx.node import map_arg
 
+from causal_attn.attention.call import AttendCall
 from causal_attn.attention.operator import ATTEND
 from causal_attn.errors import CaptureError
 from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
 from causal_attn.export.capture.trace import input_values, refuse_narrowed_dims
-from causal_attn.export.forms.table import Form
+from causal_attn.export.forms.demand import Demand
+from causal_attn.export.forms.form import Form
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog, quiet
 from causal_attn.export.write.inline_functions import write_functions
@@ -35,12 +38,14 @@ def lower(
     """Write `program` as an ONNX model at `opset`, attention in `form`.
 
     Raises:
-        CaptureError: A buffer or an input is written to, or torch.onnx has no translation for an
-            op; the message names it and the log.
+        CaptureError: `form` cannot write an attention of the program, a buffer or an input is
+            written to, or torch.onnx has no translation for an op; the message names it and the
+            log.
     """
+    _refuse_calls(program, form)
     try:
         with quiet(log), torch.no_grad():
-            lowered = program.run_decompositions({ATTEND: form.lower, SDPA: lower_sdpa})
+            lowered = program.run_decompositions({ATTEND: form.decompose, SDPA: lower_sdpa})
             _refuse_mutation(lowered)
             if not target.guarded:
                 # Decompositions branch too, and torch checks their guards against nothing.
@@ -101,6 +106,18 @@ def tensor_contracts(values: Iterable[ir.Value]) -> tuple[TensorContract, ...]:
         )
         for value in values
     )
+
+
+def _refuse_calls(program: ExportedProgram, form: Form) -> None:
+    """Refuse a call of the op that `form` cannot write, before torch wraps the error in its own.
+
+    Raises:
+        CaptureError: Saying what the form lacks.
+    """
+    for node in program.graph.find_nodes(op="call_function", target=ATTEND):
+        values = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+        if reason := form.lacks(Demand.of_call(AttendCall.of(*values[0], **values[1]))):
+            raise CaptureError(f"`form` must fit the attention of the target: {reason}")
 
 
 def _refuse_mutation(program: ExportedProgram) -> None:

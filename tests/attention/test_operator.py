@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from causal_attn.attention.operator import ATTEND, attend, decomposition
+from causal_attn.attention.call import ARGUMENTS, RESULTS, AttendCall, by_name
+from causal_attn.attention.operator import ATTEND, attend, by_reference
+from causal_attn.errors import InputError
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -48,6 +50,21 @@ def arguments(
     )
 
 
+def test_the_schema_is_the_call_and_its_results() -> None:
+    parameters = ATTEND._schema.arguments
+    assert tuple(parameter.name for parameter in parameters) == ARGUMENTS
+    assert len(ATTEND._schema.returns) == len(RESULTS)
+    defaults = {p.name: p.default_value for p in parameters if p.has_default_value()}
+    assert by_name([None] * 3, {}) | defaults == by_name([None] * 3, {})
+
+
+@pytest.mark.parametrize("half", ["past_key", "past_value"])
+def test_half_a_past_is_refused(half: str) -> None:
+    tensor = torch.randn(1, 1, 2, 4)
+    with pytest.raises(InputError, match="`past_key` must come with `past_value`"):
+        attend(tensor, tensor.clone(), tensor.clone(), **{half: tensor.clone()})
+
+
 # Each takes seconds: torch traces the op forward and backward, at fixed and at dynamic sizes.
 @pytest.mark.parametrize("name", ["no weights", "past, padded"])
 def test_torch_accepts_the_op(name: str) -> None:
@@ -63,7 +80,7 @@ def test_gradients_are_those_of_finite_differences(case: dict[str, Any]) -> None
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_gradients_are_those_of_the_reference(case: dict[str, Any]) -> None:
     gradients = []
-    for function in (attend, decomposition):
+    for function in (attend, lambda *given: by_reference(AttendCall.of(*given)).tensors()):
         given = arguments(case)
         torch.cat([result.flatten() for result in function(*given)]).square().sum().backward()
         gradients.append([t.grad for t in given[:5] if t is not None])

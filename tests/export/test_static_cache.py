@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_attn import AttentionSpec, causal_attention
+from causal_attn.attention.call import AttendCall, AttendResult
 from causal_attn.attention.numpy_reference import run_spec
-from causal_attn.attention.operator import ATTEND, attend, decomposition
+from causal_attn.attention.operator import ATTEND, attend, by_reference
 from causal_attn.attention.reference import attend as reference_attend
 from causal_attn.attention.spec import CacheKind
 from causal_attn.bench.cases import Case, Mode
@@ -23,6 +24,7 @@ from causal_attn.bench.systems import PackageSystem, TorchSystem
 from causal_attn.errors import CheckError, InputError, UsageError
 from causal_attn.export import export
 from causal_attn.export.choose.auto import choose
+from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.table import FORMS
 from causal_attn.export.target import reference_target
 from causal_attn.machine.provider import Provider
@@ -250,8 +252,8 @@ def test_other_forms_refuse_a_static_cache(form: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no cache of fixed capacity: use form 'decomposed'"):
         export(spec(), tmp_path / "p", form=form, return_weights=False)
     assert FORMS[form].refusal(spec(), torch.float32, Provider.CPU, 23) is not None
-    with pytest.raises(UsageError, match="takes no `past_lengths`"):
-        FORMS[form].lower(*arguments()[:9], False, arguments()[10])
+    call = AttendCall.of(*arguments()[:9], False, arguments()[10])
+    assert "no cache of fixed capacity" in (FORMS[form].lacks(Demand.of_call(call)) or "")
 
 
 def test_gqa_refuses_weights(tmp_path: Path) -> None:
@@ -289,9 +291,10 @@ def _multiplies_garbage_by_0(query: Tensor, key: Tensor, value: Tensor, lengths:
 def test_the_checks_see_slots_that_must_not_be_read(
     broken: Callable[..., Tensor], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lower(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        _, weights, key, value = decomposition(*given)
-        return broken(given[0], key, value, given[10]), weights, key, value
+    def lower(call: AttendCall) -> AttendResult:
+        right = by_reference(call)
+        wrong = broken(call.query, right.present_key, right.present_value, call.past_lengths)
+        return replace(right, output=wrong)
 
     monkeypatch.setitem(FORMS, "decomposed", replace(FORMS["decomposed"], lower=lower))
     with pytest.raises(CheckError, match=found):
