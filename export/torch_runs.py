@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from causal_attn.export.target import Target, evaluating
 from causal_attn.verify.feeds.feeder import Feeds
+from causal_attn.verify.oracle.yardstick import Yardstick
 
-__all__ = ["baseline", "oracle"]
+__all__ = ["yardstick"]
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -75,11 +76,6 @@ class _Run:
         }
 
 
-def oracle(target: Target) -> _Run:
-    """`target` run in float64 throughout: feeds and results are float64 arrays by name."""
-    return _Run(target, wide=True)
-
-
-def baseline(target: Target) -> _Run:
-    """`target` run as it is."""
-    return _Run(target, wide=False)
+def yardstick(target: Target) -> Yardstick:
+    """`target` run in float64 throughout, and as it is."""
+    return Yardstick(oracle=_Run(target, wide=True), baseline=_Run(target, wide=False))

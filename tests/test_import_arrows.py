@@ -38,16 +38,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify.interface": BASE | {"package", "runtime", "verify.feeds", "verify.influence"},
     "verify.oracle": BASE | {"package", "verify.feeds"},
     "verify.checks": BASE
+    | {"package", "runtime", "verify.feeds", "verify.interface", "verify.oracle"}
+    | {"verify.subject"},
+    "verify.read_model": BASE | {"package"},
+    "verify.subject": BASE
     | {"machine", "package", "runtime", "verify.feeds", "verify.influence", "verify.interface"}
-    | {"verify.oracle"},
+    | {"verify.read_model"},
     "verify": BASE
     | {"attention", "machine", "package", "runtime", "verify.checks", "verify.feeds"}
-    | {"verify.influence", "verify.interface", "verify.oracle", "verify.page"},
+    | {"verify.influence", "verify.interface", "verify.oracle", "verify.page"}
+    | {"verify.read_model", "verify.subject"},
     "verify.page": BASE | {"machine", "package", "picture", "verify", "verify.influence"},
     "timing": BASE | {"machine", "package", "root", "runtime", "verify.feeds"},
     "export": BASE
     | {"attention", "machine", "package", "runtime", "timing", "verify", "verify.checks"}
-    | {"verify.feeds", "verify.interface", "verify.influence"},
+    | {"verify.feeds", "verify.interface", "verify.oracle", "verify.subject"},
     "bench": BASE | {"attention", "export", "machine", "package", "picture", "runtime", "timing"},
     "demo": BASE | {"attention", "export", "package", "picture", "root", "runtime"},
     "root": BASE | {"attention", "machine"},

@@ -66,7 +66,7 @@ def test_imports_without_any_framework(module: str) -> None:
         "from causal_attn.runtime import load, available_providers; available_providers()",
         "from causal_attn.doctor import diagnose; diagnose()",
         "from causal_attn import models; models.path('causal_attention')",
-        "from causal_attn.verify.checks.sequence import run_checks",
+        "from causal_attn.verify.checks.all_checks import run_checks",
     ],
 )
 def test_the_runtime_needs_numpy_and_onnx_runtime_only(statement: str) -> None:

@@ -41,6 +41,8 @@ class Check:
         detail: One sentence for a person.
         figures: Numbers behind it, as JSON values.
         provider: Short name of the execution provider it ran on; ``""`` for a static check.
+        ran: Whether the graph ran where it should, so that more can be asked of it. It is for
+            those who run the checks and is not written.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Check:
     detail: str
     figures: Mapping[str, Any] = field(default_factory=dict)
     provider: str = ""
+    ran: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Checks of an exported graph; torch is never imported here.
 
 The names below need onnx and are imported when they are first used, so that the checks that run on
-a session alone (`causal_attn.verify.checks.sequence`) work where onnx is not installed.
+a session alone (`causal_attn.verify.checks.all_checks`) work where onnx is not installed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package import VariantSource, read_package, write_package
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, write_metadata
-from causal_attn.verify.checks.file import LOW_BOUND
+from causal_attn.verify.checks.proof import LOW_BOUND
 from causal_attn.verify.report import Report
 
 __all__ = ["write_certificates"]
@@ -32,13 +32,13 @@ def write_certificates(report: Report) -> bool:
         UsageError: The package has variants of others, or cannot be written.
         PackageError: The model cannot be written.
     """
-    passed = {one.variant: _passed(one.certificate) for one in report.variants}
+    passed = {one.key: _passed(one.certificate) for one in report.variants}
     if report.path.is_dir():
         _rewrite(report.path, passed)
     else:
         (one,) = report.variants
         entries = {CONTRACT_KEY: one.contract.to_json()}
-        certificate = passed[one.variant]
+        certificate = passed[one.key]
         if certificate is not None:
             entries[CERTIFICATE_KEY] = certificate.to_json()
         write_metadata(report.path, entries)
@@ -51,7 +51,7 @@ def _passed(certificate: Certificate) -> Certificate | None:
     return certificate if certificate.passed and (bound is None or bound >= LOW_BOUND) else None
 
 
-def _rewrite(path: Path, verified: Mapping[str, Certificate | None]) -> None:
+def _rewrite(path: Path, verified: Mapping[tuple[str, str], Certificate | None]) -> None:
     package = read_package(path)
     unknown = [variant.name for variant in package.variants if variant.provider is None]
     if package.foreign or unknown:
@@ -69,7 +69,7 @@ def _rewrite(path: Path, verified: Mapping[str, Certificate | None]) -> None:
                 provider=variant.provider or Provider.CPU,
                 model=variant.model,
                 contract=variant.contract,
-                certificate=verified.get(variant.name, variant.certificate),
+                certificate=verified.get((variant.component, variant.name), variant.certificate),
                 name=variant.name,
                 component=variant.component,
                 session_options=variant.session_options,

@@ -25,6 +25,7 @@ class VariantReport:
 
     Attributes:
         variant: Its name in the package, or the file's stem.
+        component: What the package calls the model; ``""`` for a lone file.
         provider: Where it ran.
         certificate: What was checked, and the verdict.
         contract: What it was fed by; found by `verify` itself for a model of others.
@@ -36,6 +37,7 @@ class VariantReport:
     """
 
     variant: str
+    component: str = ""
     provider: Provider
     certificate: Certificate
     contract: Contract
@@ -44,11 +46,17 @@ class VariantReport:
     placement: Mapping[str, int] = field(default_factory=dict)
     not_checked: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Component and variant, which are unique in a package; a variant's name is not."""
+        return self.component, self.variant
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; a visibility matrix is a list of rows of 0 and 1."""
         leak = self.leak
         return {
             "variant": self.variant,
+            "component": self.component,
             "provider": str(self.provider),
             "passed": self.certificate.passed,
             "certificate": json.loads(self.certificate.to_json()),
@@ -77,7 +85,7 @@ class Report:
     Attributes:
         path: What was verified.
         variants: One report for each variant and provider.
-        skipped: Variant to the reason why it was not run.
+        skipped: ``component/variant`` to the reason why it was not run.
     """
 
     path: Path

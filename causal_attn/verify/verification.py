@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +17,21 @@ from causal_attn.errors import (
     UsageError,
 )
 from causal_attn.machine.provider import Provider
-from causal_attn.package import Variant, open_model, read_package
-from causal_attn.package.certificate import Certificate, Check
-from causal_attn.package.contract import Contract
-from causal_attn.package.digest import CONTRACT_KEY, model_digest, read_metadata
+from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.runtime import Session, available_providers
-from causal_attn.runtime.loading import open_variant
-from causal_attn.verify.checks.decode import check_decode
-from causal_attn.verify.checks.file import (
-    Proved,
-    check_inputs_are_read,
-    check_proof,
-    made_up_operators,
-    read_model,
-)
-from causal_attn.verify.checks.padding import check_padding
-from causal_attn.verify.checks.parity import Run, check_parity, widened
-from causal_attn.verify.checks.placement import check_placement, count_placement
-from causal_attn.verify.checks.sequence import certify, run_checks
+from causal_attn.verify.checks.all_checks import check_file, run_checks
+from causal_attn.verify.checks.parity import check_parity
+from causal_attn.verify.checks.placement import count_placement
+from causal_attn.verify.checks.trial import Trial, require_lengths
 from causal_attn.verify.feeds.feeder import LENGTHS, Feeds
-from causal_attn.verify.interface.discover import Interface, discover, from_contract, with_outputs
+from causal_attn.verify.interface.discover import Interface, with_outputs
 from causal_attn.verify.interface.runnable import Runnable, find_runnable
 from causal_attn.verify.oracle.float64 import GraphRun
+from causal_attn.verify.oracle.yardstick import Yardstick, widened
+from causal_attn.verify.read_model import made_up_operators
 from causal_attn.verify.report import Report, VariantReport
+from causal_attn.verify.subject import Subject, read_subjects
+from causal_attn.verify.verdict import certify
 
 __all__ = ["FOREIGN_LENGTHS", "verify"]
 
@@ -73,104 +65,103 @@ def verify(
         outputs: A model of others: which outputs to examine.
         on_check: Called with a few words before each check.
 
+    Returns:
+        A report for each variant that could be tried. An error of one variant beside others is a
+        report of its own in which nothing is decided; of the only one it is raised.
+
     Raises:
         PackageError: `path` cannot be read, or its files contradict each other.
-        UsageError: The inputs of a model of others cannot be told from their names.
+        UsageError: The inputs of a model of others cannot be told from their names, or `lengths`
+            are none.
         ProviderError: `provider` is not installed, or no variant can run here.
     """
     path = Path(path)
     available = available_providers()
     wanted = None if provider is None else Provider.parse(provider)
-    reports, skipped = [], {}
-    for variant, interface in _targets(path, tokens_axis, list(outputs) if outputs else None):
-        where = variant.provider or wanted or Provider.CPU
+    lengths = None if lengths is None else require_lengths(lengths)
+    chosen = list(outputs) if outputs else None
+    reports: list[VariantReport] = []
+    skipped: dict[str, str] = {}
+    failed: list[tuple[Subject, Provider, CausalAttnError]] = []
+    for subject in read_subjects(path, tokens_axis=tokens_axis, outputs=chosen):
+        where = subject.variant.provider or wanted or Provider.CPU
         if wanted is not None and where is not wanted:
             continue
         if where not in available:
-            skipped[variant.name] = f"{where} is not installed here"
+            skipped[subject.label] = f"{where} is not installed here"
             continue
-        reports.append(_verify(variant, interface, where, lengths, on_check))
+        try:
+            reports.append(_verify(subject, where, lengths, on_check))
+        except CausalAttnError as error:
+            failed.append((subject, where, error))
+    if not reports and failed:
+        raise failed[0][2]
     if not reports:
         raise ProviderError(
             f"`provider` must be one that a variant of {path.name} is made for and that is "
             f"installed, {[str(p) for p in available]}, got {str(wanted)!r}; {skipped}."
         )
+    reports += [_nothing_decided(*failure) for failure in failed]
     return Report(path=path, variants=tuple(reports), skipped=skipped)
 
 
-def _targets(
-    path: Path, tokens_axis: Mapping[str, int] | None, outputs: list[str] | None
-) -> Iterable[tuple[Variant, Interface]]:
-    ours = path.is_dir() or CONTRACT_KEY in read_metadata(path)
-    if ours and (tokens_axis or outputs):
-        raise UsageError(
-            "`tokens_axis` and `outputs` must be left out for a model with a contract, which says "
-            "so itself."
-        )
-    if not ours:
-        model = read_model(path)
-        interface = discover(model, path, tokens_axis=tokens_axis, outputs=outputs)
-        yield _foreign(path, interface.feeder.contract), interface
-        return
-    for variant in read_package(path).variants if path.is_dir() else (open_model(path),):
-        yield variant, from_contract(variant.contract, read_model(variant.model))
-
-
-def _foreign(path: Path, contract: Contract) -> Variant:
-    return Variant(
-        name=path.stem, component="", ep="", provider=None, device="", directory=path.parent,
-        model=path, contract=contract, certificate=None,
-    )  # fmt: skip
-
-
 def _verify(
-    variant: Variant,
-    interface: Interface,
+    subject: Subject,
     provider: Provider,
     lengths: Sequence[int] | None,
     on_check: Callable[[str], None],
 ) -> VariantReport:
-    checks: list[Check] = []
-    not_checked: list[str] = []
-    model = read_model(variant.model)
+    dynamic: tuple[Check, ...]
     placement: dict[str, int] = {}
-    with ExitStack() as stack:
-        try:
-            # TF32 rounds float32 products to 10 bits, which no budget for float32 allows.
-            exact = {"use_tf32": "0"} if provider is Provider.CUDA else None
-            session = stack.enter_context(open_variant(variant, provider, provider_options=exact))
-        except (EngineError, PackageError) as error:
-            # An operator that nobody knows is no fault of the file; any other fault is.
-            if isinstance(error, PackageError) and not made_up_operators(model):
-                raise
-            checks.append(_not_run(interface, provider, f"ONNX Runtime does not load it: {error}"))
-        else:
+    not_checked: list[str] = []
+    try:
+        session = subject.open(provider)
+    except (EngineError, PackageError) as error:
+        # An operator that nobody knows is no fault of the file; any other fault is.
+        if isinstance(error, PackageError) and not made_up_operators(subject.model):
+            raise
+        dynamic = (_not_run(subject, provider, f"ONNX Runtime does not load it: {error}"),)
+    else:
+        with session:
             on_check(f"sizes on {provider}")
             placement = count_placement(session)
-            checks.append(check_placement(session))
-            ran = _sizes(session, variant, interface, lengths)
+            ran = _sizes(session, subject, lengths)
             not_checked += ran.notes
-            interface = ran.interface
-            if not ran.lengths:
-                detail = f"no input that was tried runs: {ran.reason}"
-                checks.append(_not_run(interface, provider, detail))
-            else:
-                interface = _found_by_running(session, interface)
-                dynamic, reasons = _dynamic(session, variant, interface, ran.lengths, on_check)
-                checks += dynamic
+            subject = replace(subject, interface=ran.interface)
+            if ran.lengths:
+                interface = _found_by_running(session, subject.interface)
+                subject = replace(subject, interface=interface)
+                dynamic, reasons = _run(session, subject, ran.lengths, on_check)
                 not_checked += reasons
-    on_check("influence proof")
-    proved = check_proof(model, interface, variant.directory)
-    checks[:0] = [check_inputs_are_read(model.graph), proved.check]
+            else:
+                detail = f"no input that was tried runs: {ran.reason}"
+                dynamic = (_not_run(subject, provider, detail),)
+    static = check_file(subject, on_check)
+    interface = subject.interface
     return VariantReport(
-        variant=variant.name,
+        variant=subject.variant.name,
+        component=subject.variant.component,
         provider=provider,
-        certificate=_certificate(variant, checks, proved),
+        certificate=certify(subject, (*static, *dynamic)),
         contract=interface.feeder.contract,
-        visibility=proved.proof.outputs,
-        leak=proved.proof.leak,
+        visibility=subject.proof.outputs,
+        leak=subject.proof.leak,
         placement=placement,
         not_checked=(*interface.notes, *_rowless(interface), *not_checked),
+    )
+
+
+def _nothing_decided(
+    subject: Subject, provider: Provider, error: CausalAttnError
+) -> VariantReport:
+    """The report of a variant that could not be verified while others were."""
+    check = Check(name="runs", passed=None, detail=str(error), provider=str(provider))
+    return VariantReport(
+        variant=subject.variant.name,
+        component=subject.variant.component,
+        provider=provider,
+        certificate=Certificate(digest=subject.digest, verdict=Verdict.UNDECIDED, checks=(check,)),
+        contract=subject.variant.contract,
     )
 
 
@@ -183,13 +174,13 @@ def _rowless(interface: Interface) -> list[str]:
     ]
 
 
-def _not_run(interface: Interface, provider: Provider, detail: str) -> Check:
+def _not_run(subject: Subject, provider: Provider, detail: str) -> Check:
     """Nothing was run, which decides nothing.
 
     Raises:
         UsageError: And without running it, no output is known to have a token axis.
     """
-    if not interface.outputs:
+    if not subject.interface.outputs:
         raise UsageError(
             "`outputs` must have one with a token axis, got none by name, and running the model "
             f"to find it failed: {detail}"
@@ -197,54 +188,44 @@ def _not_run(interface: Interface, provider: Provider, detail: str) -> Check:
     return Check(name="runs", passed=None, detail=detail, provider=str(provider))
 
 
-def _sizes(
-    session: Session, variant: Variant, interface: Interface, lengths: Sequence[int] | None
-) -> Runnable:
+def _sizes(session: Session, subject: Subject, lengths: Sequence[int] | None) -> Runnable:
     """A contract is a promise to run; a model of others is tried first."""
-    if variant.contract.form != "foreign":
-        return Runnable(interface=interface, lengths=tuple(lengths or LENGTHS))
-    return find_runnable(session, interface, lengths or FOREIGN_LENGTHS)
+    if subject.variant.contract.form != "foreign":
+        return Runnable(interface=subject.interface, lengths=tuple(lengths or LENGTHS))
+    return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS)
 
 
-def _dynamic(
+def _run(
     session: Session,
-    variant: Variant,
-    interface: Interface,
+    subject: Subject,
     lengths: Sequence[int],
     on_check: Callable[[str], None],
-) -> tuple[list[Check], list[str]]:
-    """Everything that runs the graph, and what could not be."""
-    oracle, baseline, reason = _runs(variant, interface, lengths)
-    checks = list(
-        run_checks(session, interface.feeder, oracle, baseline, lengths=lengths, on_check=on_check)
+) -> tuple[tuple[Check, ...], list[str]]:
+    """Every check that runs the graph, and what could not be checked."""
+    yardstick, reasons = None, []
+    try:
+        yardstick = _yardstick(subject, lengths)
+    except CausalAttnError as error:
+        reasons.append(f"parity: {error}")
+    trial = Trial(
+        session=session,
+        feeder=subject.interface.feeder,
+        interface=subject.interface,
+        yardstick=yardstick,
+        lengths=lengths,
     )
-    for name, check in (("decode", check_decode), ("padding", check_padding)):
-        on_check(f"{name} on {session.provider}")
-        result = check(session, interface)
-        if result is not None:
-            checks.append(result)
-    reasons = [f"parity: {reason}"] if reason else []
-    if session.provider is Provider.CUDA and oracle is not None and baseline is not None:
-        reasons.append(_with_tf32(variant, interface, oracle, baseline, lengths))
+    checks = run_checks(trial, on_check)
+    if session.provider is Provider.CUDA and yardstick is not None:
+        reasons.append(_with_tf32(subject, trial))
     return checks, reasons
 
 
-def _with_tf32(
-    variant: Variant, interface: Interface, oracle: Run, baseline: Run, lengths: Sequence[int]
-) -> str:
+def _with_tf32(subject: Subject, trial: Trial) -> str:
     """What TF32, ONNX Runtime's default on CUDA, adds to the error: stated, not judged."""
-    with open_variant(variant, Provider.CUDA, provider_options={"use_tf32": "1"}) as session:
-        check = check_parity(session, interface.feeder, oracle, baseline, lengths=lengths)
+    with subject.open(Provider.CUDA, tf32=True) as session:
+        check = check_parity(replace(trial, session=session))
+    assert check is not None  # the trial has a yardstick
     return f"TF32 was off; with use_tf32=1, ONNX Runtime's default: {check.detail}"
-
-
-def _certificate(variant: Variant, checks: Sequence[Check], proved: Proved) -> Certificate:
-    return certify(
-        model_digest(variant.model),
-        checks,
-        proved=proved.proof.verdict,
-        score_bound=proved.proof.score_bound,
-    )
 
 
 def _found_by_running(session: Session, interface: Interface) -> Interface:
@@ -271,24 +252,24 @@ def _found_by_running(session: Session, interface: Interface) -> Interface:
     return with_outputs(interface, axes)
 
 
-def _runs(
-    variant: Variant, interface: Interface, lengths: Sequence[int]
-) -> tuple[Run | None, Run | None, str]:
-    """Oracle and baseline, or the reason why there are none."""
-    spec = variant.contract.spec
+def _yardstick(subject: Subject, lengths: Sequence[int]) -> Yardstick:
+    """The reference where there is a spec, the graph itself in float64 otherwise.
+
+    Raises:
+        CausalAttnError: The graph cannot be run in float64.
+    """
+    spec = subject.variant.contract.spec
     if spec is not None:
 
         def run(feeds: Feeds) -> Feeds:
             return run_spec(spec, feeds)
 
-        return run, run, ""
-    try:
-        wide = GraphRun(variant.model, wide=True)
-        plain = GraphRun(variant.model, wide=False)
-        (sizes,) = interface.feeder.cases((min(lengths),))
-        feeds = interface.feeder.make(sizes, np.random.default_rng(0))
-        plain(feeds)
-        wide(widened(feeds))
-    except CausalAttnError as error:
-        return None, None, str(error)
-    return wide, plain, ""
+        return Yardstick(oracle=run, baseline=run)
+    feeder = subject.interface.feeder
+    wide = GraphRun(subject.variant.model, wide=True)
+    plain = GraphRun(subject.variant.model, wide=False)
+    (sizes,) = feeder.cases((min(lengths),))
+    feeds = feeder.make(sizes, np.random.default_rng(0))
+    plain(feeds)
+    wide(widened(feeds))
+    return Yardstick(oracle=wide, baseline=plain)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from causal_attn.export.compile.plan import Plan
-from causal_attn.export.torch_runs import baseline, oracle
+from causal_attn.export.torch_runs import yardstick
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import Contract
-from causal_attn.verify.checks.parity import Comparison, compare, widened
+from causal_attn.verify.checks.parity import Comparison, compare
 from causal_attn.verify.feeds.feeder import Feeder
+from causal_attn.verify.oracle.yardstick import widened
 
 __all__ = ["check_graph"]
 
@@ -43,13 +44,14 @@ def check_graph(
         run: Inputs by name to results, as a call will run it.
         provider: Where it runs.
     """
-    right, plain = oracle(plan.target), baseline(plan.target)
+    held_against = yardstick(plan.target)
     worst: Comparison | None = None
     ran, refused = 0, 0
     for where, tensors in _cases(plan, contract, guards):
         feeds = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         try:
-            wanted, ordinary = right(widened(feeds)), plain(feeds)
+            wanted = held_against.oracle(widened(feeds))
+            ordinary = held_against.baseline(feeds)
         except (RuntimeError, IndexError, ValueError):
             # Relations between sizes that the graph does not show: torch itself refuses them.
             refused += 1

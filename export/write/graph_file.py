@@ -14,21 +14,20 @@ from causal_attn.export.capture.sdpa import attention_calls
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog
-from causal_attn.export.torch_runs import baseline, oracle
+from causal_attn.export.torch_runs import yardstick
 from causal_attn.export.write.cache import cache_of
 from causal_attn.export.write.onnx_model import lower, save_model, tensor_contracts
 from causal_attn.export.write.required_runtime import oldest_onnxruntime
 from causal_attn.export.write.switch import switch
 from causal_attn.machine.provider import Provider
+from causal_attn.package import open_model
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
-from causal_attn.package.digest import CONTRACT_KEY, model_digest, write_metadata
-from causal_attn.runtime import load
-from causal_attn.verify.checks.decode import check_decode
-from causal_attn.verify.checks.file import check_inputs_are_read, check_proof, read_model
-from causal_attn.verify.checks.placement import check_placement
-from causal_attn.verify.checks.sequence import certify, run_checks
-from causal_attn.verify.interface.discover import from_contract
+from causal_attn.package.digest import CONTRACT_KEY, write_metadata
+from causal_attn.verify.checks.all_checks import check_file, run_checks
+from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.subject import read_subject
+from causal_attn.verify.verdict import certify
 
 __all__ = ["check_graph", "write_graph"]
 
@@ -84,39 +83,29 @@ def check_graph(
 
     Raises:
         CheckError: One of them did not pass.
+        UsageError: `lengths` are none.
     """
-    model = read_model(file)
+    subject = read_subject(open_model(file))
+    feeder = replace(subject.interface.feeder, bounds=target.bounds)
+    subject = replace(subject, interface=replace(subject.interface, feeder=feeder))
     try:
-        loaded = load(file, provider, accept="unverified")
+        session = subject.open(provider)
     except (PackageError, EngineError) as error:
         raise CheckError(
             f"The exported graph must load on {provider}, got: {error}. No package was written."
         ) from None
-    with loaded as session:
-        interface = from_contract(session.contract, model)
-        interface = replace(interface, feeder=replace(interface.feeder, bounds=target.bounds))
-        on_step("influence proof")
-        proved = check_proof(model, interface, file.parent)
-        checks = [check_inputs_are_read(model.graph), proved.check, check_placement(session)]
-        checks += run_checks(
-            session,
-            interface.feeder,
-            oracle(target),
-            baseline(target),
+    with session:
+        trial = Trial(
+            session=session,
+            feeder=feeder,
+            interface=subject.interface,
+            yardstick=yardstick(target),
             lengths=lengths,
-            on_check=on_step,
         )
-        decode = check_decode(session, interface)
-        if decode is not None:
-            checks.append(decode)
-    certificate = certify(
-        model_digest(file),
-        checks,
-        proved=proved.proof.verdict,
-        score_bound=proved.proof.score_bound,
-    )
+        checks = (*check_file(subject, on_step), *run_checks(trial, on_step))
+    certificate = certify(subject, checks)
     if not certificate.passed:
-        wrong = [f"{c.name}: {c.detail}" for c in checks if c.passed is not True]
+        wrong = [f"{c.name}: {c.detail}" for c in certificate.checks if c.passed is not True]
         remedy = (
             " `dtype` float64 holds only where ONNX keeps no constant in an attribute, which has "
             "32 bits (an epsilon, a scale): export in float32."

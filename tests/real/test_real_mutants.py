@@ -22,8 +22,10 @@ from causal_attn.package.certificate import Verdict
 from causal_attn.runtime.loading import open_variant
 from causal_attn.verify import verify
 from causal_attn.verify.checks.parity import check_parity
+from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.interface.discover import discover
+from causal_attn.verify.oracle.yardstick import Yardstick
 
 GRAPH = "torch-gpt2-cached"
 LENGTHS = (1, 2, 5, 13)
@@ -241,9 +243,16 @@ def test_keys_for_values_is_caught_by_parity_with_torch(
     )  # fmt: skip
     with open_variant(variant, "cpu") as session:
         check = check_parity(
-            session, interface.feeder, torch_run(torch.float64), torch_run(torch.float32),
-            lengths=LENGTHS,
-        )  # fmt: skip
+            Trial(
+                session=session,
+                feeder=interface.feeder,
+                yardstick=Yardstick(
+                    oracle=torch_run(torch.float64), baseline=torch_run(torch.float32)
+                ),
+                lengths=LENGTHS,
+            )
+        )
+    assert check is not None
     assert check.passed is passed, check.detail
     if edit is not None:
         assert verify(path, lengths=LENGTHS).variants[0].certificate.passed

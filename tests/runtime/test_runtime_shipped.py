@@ -10,8 +10,10 @@ from causal_attn.attention.example import worked_example
 from causal_attn.attention.numpy_reference import run_spec
 from causal_attn.errors import UsageError
 from causal_attn.runtime import load
-from causal_attn.verify.checks.sequence import run_checks
+from causal_attn.verify.checks.all_checks import run_checks
+from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.feeder import Feeder, Feeds
+from causal_attn.verify.oracle.yardstick import Yardstick
 
 PACKAGE = models.path("causal_attention")
 
@@ -22,10 +24,15 @@ def reference(feeds: Feeds) -> Feeds:
 
 def test_passes_every_check(provider: Provider) -> None:
     with load(PACKAGE, provider) as session:
-        checks = run_checks(session, Feeder(contract=session.contract), reference, reference)
+        trial = Trial(
+            session=session,
+            feeder=Feeder(contract=session.contract),
+            yardstick=Yardstick(oracle=reference, baseline=reference),
+        )
+        checks = run_checks(trial)
     assert {check.name for check in checks} == {
-        "parity", "large inputs", "future is invisible", "past matters", "batch is independent",
-        "weights",
+        "placement", "parity", "large inputs", "future is invisible", "past matters",
+        "batch is independent", "weights",
     }  # fmt: skip
     assert [check for check in checks if check.passed is not True] == []
 

@@ -166,7 +166,7 @@ def test_a_model_without_a_spec_is_held_against_itself_in_float64(tmp_path: Path
 def test_the_shipped_package_says_what_was_skipped() -> None:
     report = verify(models.path("causal_attention"), lengths=LENGTHS)
     assert report.exit_code == 0
-    assert "cuda is not installed here" in report.skipped["cuda"]
+    assert "cuda is not installed here" in report.skipped["causal_attention/cuda"]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from causal_attn.cli import main
 from causal_attn.errors import CausalAttnError, UsageError
+from causal_attn.verify import read_model as static
 from causal_attn.verify import verify
-from causal_attn.verify.checks import file as static
 
 
 class Result:

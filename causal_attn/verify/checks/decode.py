@@ -8,8 +8,8 @@ units in the last place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +19,28 @@ from causal_attn.package.cache_layout import CacheEntry, EntryKind
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import TensorContract
 from causal_attn.runtime import Session
+from causal_attn.verify.checks.rounding import largest_difference, rounding_budget
+from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.feeder import Feeds
-from causal_attn.verify.interface.discover import PAST, TOKENS, Interface
+from causal_attn.verify.interface.naming import PAST, TOKENS
 
-__all__ = ["check_decode", "largest_difference", "rounding_budget"]
+if TYPE_CHECKING:
+    from causal_attn.verify.interface.discover import Interface
 
-BAND_ULP = 16
+__all__ = ["check_decode"]
+
+_NAME = "decode is equivalent"
 _LENGTH = 11
 
 
-def check_decode(session: Session, interface: Interface, *, seed: int = 5) -> Check | None:
+def check_decode(trial: Trial) -> Check | None:
     """Run one sequence whole, token by token and in chunks; ``None`` for a graph with no cache."""
-    if not interface.cache or TOKENS in interface.feeder.pinned:
+    interface = trial.interface
+    if interface is None or not interface.cache or TOKENS in interface.feeder.pinned:
         return None
-    runner = _Decoder(session, interface, np.random.default_rng(seed))
+    runner = _Decoder(trial.session, interface, trial.rng(5))
     if not runner.rows:
         return None
-    name, provider = "decode is equivalent", str(session.provider)
     ways = {"token by token": (1,) * _LENGTH, "in chunks": (4, 1, 3, 3)}
     figures: dict[str, Any] = {}
     try:
@@ -49,20 +54,12 @@ def check_decode(session: Session, interface: Interface, *, seed: int = 5) -> Ch
             figures[way] = {"max_abs": error, "budget": budget}
             if not error <= budget:
                 detail = f"{way} is off by {error:.3g} from the whole, budget {budget:.3g}"
-                return Check(
-                    name=name, passed=False, detail=detail, figures=figures, provider=provider
-                )
+                return trial.result(_NAME, False, detail, **figures)
     except CausalAttnError as error:
-        detail = f"does not decode {_LENGTH} tokens: {error}"
-        return Check(name=name, passed=False, detail=detail, provider=provider)
+        return trial.result(_NAME, False, f"does not decode {_LENGTH} tokens: {error}")
     worst = max(figure["max_abs"] for figure in figures.values())
-    return Check(
-        name=name,
-        passed=True,
-        detail=f"whole, {' and '.join(ways)} agree within {worst:.2g}, budget {budget:.2g}",
-        figures=figures,
-        provider=provider,
-    )
+    detail = f"whole, {' and '.join(ways)} agree within {worst:.2g}, budget {budget:.2g}"
+    return trial.result(_NAME, True, detail, **figures)
 
 
 class _Decoder:
@@ -132,32 +129,3 @@ class _Decoder:
             for name, axis in self.rows.items()
             if name not in keyed
         }
-
-
-def rounding_budget(noise: float, rows: Mapping[str, NDArray[Any]]) -> float:
-    """Twice the `noise` measured between lengths, and `BAND_ULP` units in the last place.
-
-    What takes more than half the digits is no rounding: a graph whose rows change with what
-    follows them must not widen its own budget.
-    """
-    band = most = 0.0
-    for array in rows.values():
-        if array.dtype.kind == "f":
-            largest = float(np.abs(array.astype(np.float64)).max(initial=0))
-            eps = float(np.finfo(array.dtype).eps)
-            band = max(band, BAND_ULP * eps * largest)
-            most = max(most, eps**0.5 * largest)
-    return 2 * min(noise, most) + band
-
-
-def largest_difference(
-    rows: Mapping[str, NDArray[Any]], whole: Mapping[str, NDArray[Any]]
-) -> float:
-    """Largest absolute difference of `rows` from the first rows of `whole`; NaN is infinite."""
-    worst = 0.0
-    for name, got in rows.items():
-        want = whole[name][: len(got)].astype(np.float64)
-        error = np.abs(got.astype(np.float64) - want)
-        # NaN must not pass: max() of a list with NaN depends on the order.
-        worst = max(worst, float("inf") if np.isnan(error).any() else float(error.max(initial=0)))
-    return worst

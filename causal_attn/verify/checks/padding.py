@@ -14,6 +14,7 @@ on the right. What holds is said.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,19 @@ from numpy.typing import NDArray
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
 from causal_attn.runtime import Session
-from causal_attn.verify.checks.decode import largest_difference, rounding_budget
+from causal_attn.verify.checks.rounding import largest_difference, rounding_budget
+from causal_attn.verify.checks.rows import HUGE
+from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.feeder import Feeds
-from causal_attn.verify.interface.discover import BATCH, PAST, TOKENS, Interface
-from causal_attn.verify.interface.naming import continues_cache
+from causal_attn.verify.interface.naming import BATCH, PAST, TOKENS, continues_cache
+
+if TYPE_CHECKING:
+    from causal_attn.verify.interface.discover import Interface
 
 __all__ = ["check_padding"]
 
+_NAME = "padding is invisible"
 _LENGTH, _SHORT = 11, 6
-_HUGE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +51,13 @@ _SIDES = (
 )
 
 
-def check_padding(session: Session, interface: Interface, *, seed: int = 6) -> Check | None:
+def check_padding(trial: Trial) -> Check | None:
     """Pad a sequence on either side; ``None`` for a graph with no mask or only one size."""
-    feeder = interface.feeder
+    interface, feeder = trial.interface, trial.feeder
     free = not {TOKENS, BATCH, PAST} & set(feeder.pinned)
-    if interface.mask is None or not free or not feeder.watched():
+    if interface is None or interface.mask is None or not free or not feeder.watched():
         return None
-    name, provider = "padding is invisible", str(session.provider)
-    prober = _Prober(session, interface, np.random.default_rng(seed))
+    prober = _Prober(trial.session, interface, trial.rng(6))
     found: dict[str, str] = {}
     figures: dict[str, dict[str, float]] = {}
     try:
@@ -61,15 +65,13 @@ def check_padding(session: Session, interface: Interface, *, seed: int = 6) -> C
             found[side.name], figures[side.name] = prober.fault(side)
     except CausalAttnError as error:
         detail = f"two sequences of {_LENGTH} tokens do not run with a mask: {error}"
-        return Check(name=name, passed=None, detail=detail, provider=provider)
+        return trial.result(_NAME, None, detail)
     right, left = found["right"], found["left"]
-    lengths_only = any(node.op_type == "GroupQueryAttention" for node in session.placement)
+    lengths_only = any(node.op_type == "GroupQueryAttention" for node in trial.session.placement)
     promised = interface.positions is not None and not lengths_only
     passed = not right and not (left and promised)
     sides = [f"on the {side} {fault or 'nothing of it is seen'}" for side, fault in found.items()]
-    return Check(
-        name=name, passed=passed, detail="; ".join(sides), figures=figures, provider=provider
-    )
+    return trial.result(_NAME, passed, "; ".join(sides), **figures)
 
 
 class _Prober:
@@ -129,7 +131,7 @@ class _Prober:
             for axis in axes:
                 at = axis - (axis > tensor.dims.index(BATCH))
                 view = np.moveaxis(second, at, 0)
-                view[hidden] = feeder.other(tensor, view[hidden], _HUGE, self.rng)
+                view[hidden] = feeder.other(tensor, view[hidden], HUGE, self.rng)
         return changed
 
     def _alone(self, side: _Side, length: int) -> Feeds:

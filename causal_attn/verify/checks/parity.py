@@ -8,7 +8,6 @@ result fail. NaN where the oracle has none is a failure, whatever the budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +16,14 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
-from causal_attn.runtime import Session
+from causal_attn.verify.checks.rows import in_words
+from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.cache_slots import blank_unused
-from causal_attn.verify.feeds.feeder import LENGTHS, Feeder, Feeds, Sizes
+from causal_attn.verify.oracle.yardstick import widened
 
-__all__ = ["Comparison", "Run", "check_large_inputs", "check_parity", "compare", "widened"]
+__all__ = ["Comparison", "check_parity", "compare"]
 
-Run = Callable[[Feeds], Mapping[str, NDArray[Any]]]
-"""Feeds by input name to results by output name."""
-
-SPREAD = 30
-"""Of large inputs: exp(30) is far from the end of float32 and beyond where kernels saturate."""
+_NAME = "parity"
 
 BAND_ULP = 4
 """One rounding each for score, exponential, sum and product."""
@@ -52,6 +48,16 @@ class Comparison:
     budget: float
     passed: bool
     reason: str = ""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """JSON values."""
+        return {
+            "max_abs": self.max_abs,
+            "max_rel": self.max_rel,
+            "max_ulp": self.max_ulp,
+            "budget": self.budget,
+        }
 
 
 def compare(
@@ -107,126 +113,38 @@ def compare(
     )
 
 
-def check_parity(
-    session: Session,
-    feeder: Feeder,
-    oracle: Run,
-    baseline: Run,
-    *,
-    lengths: Sequence[int] = LENGTHS,
-    seed: int = 0,
-) -> Check:
+def check_parity(trial: Trial) -> Check | None:
     """Run fresh inputs through the graph and the oracle at every length.
 
-    Args:
-        session: The graph on its provider.
-        feeder: Of its inputs.
-        oracle: Gets the feeds with floats widened to float64.
-        baseline: Gets the feeds as they are.
-        lengths: Tokens; other dims vary along.
-        seed: Of the values.
+    ``None`` without a yardstick.
     """
-    rng = np.random.default_rng(seed)
+    feeder, yardstick, rng = trial.feeder, trial.yardstick, trial.rng(0)
+    if yardstick is None:
+        return None
     worst: dict[str, Comparison] = {}
-    for sizes in feeder.cases(lengths):
+    for sizes in feeder.cases(trial.lengths):
         feeds = feeder.make(sizes, rng)
         try:
-            results = session.run(feeds)
+            results = trial.session.run(feeds)
         except CausalAttnError as error:
-            return _failed(session, f"does not run at {_text(sizes)}: {error}")
+            return trial.did_not_run(_NAME, f"does not run at {in_words(sizes)}: {error}")
         try:
-            runs = results, oracle(widened(feeds)), baseline(feeds)
+            runs = results, yardstick.oracle(widened(feeds)), yardstick.baseline(feeds)
         except CausalAttnError as error:
-            return Check(
-                name="parity",
-                passed=None,
-                detail=f"the oracle does not run at {_text(sizes)}: {error}",
-                provider=str(session.provider),
-            )
+            detail = f"the oracle does not run at {in_words(sizes)}: {error}"
+            return trial.result(_NAME, None, detail)
         results, want, plain = (blank_unused(feeder.contract, feeds, run) for run in runs)
         for name, actual in results.items():
             comparison = compare(actual, want[name], plain[name])
             if not comparison.passed:
-                return _failed(session, f"`{name}` at {_text(sizes)}: {comparison.reason}")
+                detail = f"`{name}` at {in_words(sizes)}: {comparison.reason}"
+                return trial.result(_NAME, False, detail)
             if name not in worst or comparison.max_abs > worst[name].max_abs:
                 worst[name] = comparison
-    figures = {
-        name: {
-            "max_abs": c.max_abs, "max_rel": c.max_rel, "max_ulp": c.max_ulp, "budget": c.budget
-        }
-        for name, c in worst.items()
-    }  # fmt: skip
     most = max(worst.values(), key=lambda c: c.max_abs / c.budget if c.budget else 0)
-    return Check(
-        name="parity",
-        passed=True,
-        detail=(
-            f"{len(lengths)} lengths from {min(lengths)} to {max(lengths)} tokens; largest error "
-            f"{most.max_abs:.2g}, budget {most.budget:.2g}"
-        ),
-        figures=figures,
-        provider=str(session.provider),
+    lengths = trial.lengths
+    detail = (
+        f"{len(lengths)} lengths from {min(lengths)} to {max(lengths)} tokens; largest error "
+        f"{most.max_abs:.2g}, budget {most.budget:.2g}"
     )
-
-
-def check_large_inputs(
-    session: Session,
-    feeder: Feeder,
-    oracle: Run,
-    baseline: Run,
-    *,
-    length: int = 5,
-    seed: int = 6,
-) -> Check:
-    """Inputs of a spread of 30: results must be finite wherever torch's are.
-
-    Kernels that saturate (ONNX Runtime's Sigmoid below -18) are right near 0 and infinite here.
-    Errors are not judged: among scores that lie far apart they are those of the inputs.
-    """
-    rng = np.random.default_rng(seed)
-    name, provider = "large inputs", str(session.provider)
-    (sizes,) = feeder.cases((length,))
-    # What lies in unused slots of a cache may overflow: it is garbage on purpose.
-    with np.errstate(over="ignore"):
-        feeds = {
-            key: np.asarray(array * array.dtype.type(SPREAD))
-            if array.dtype.kind in "fV"
-            else array
-            for key, array in feeder.make(sizes, rng).items()
-        }
-    try:
-        results, want, plain = session.run(feeds), oracle(widened(feeds)), baseline(feeds)
-    except CausalAttnError as error:
-        return Check(name=name, passed=None, detail=f"does not run: {error}", provider=provider)
-    wrong = [
-        key
-        for key, got in results.items()
-        if got.dtype.kind in "fV"
-        and (~np.isfinite(got) & np.isfinite(want[key]) & np.isfinite(plain[key])).any()
-    ]
-    return Check(
-        name=name,
-        passed=not wrong,
-        detail=(
-            f"{wrong} are not finite where the oracle is, for inputs of a spread of {SPREAD}"
-            if wrong
-            else f"finite where the oracle is, for inputs of a spread of {SPREAD}"
-        ),
-        provider=provider,
-    )
-
-
-def _failed(session: Session, detail: str) -> Check:
-    return Check(name="parity", passed=False, detail=detail, provider=str(session.provider))
-
-
-def widened(feeds: Feeds) -> Feeds:
-    """`feeds` with every float as float64, which an oracle takes."""
-    return {
-        name: array.astype(np.float64) if array.dtype.kind in "fV" else array
-        for name, array in feeds.items()
-    }
-
-
-def _text(sizes: Sizes) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return trial.result(_NAME, True, detail, **{name: c.figures for name, c in worst.items()})

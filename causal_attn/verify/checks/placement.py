@@ -6,6 +6,7 @@ from collections import Counter
 
 from causal_attn.package.certificate import Check
 from causal_attn.runtime import Session
+from causal_attn.verify.checks.trial import Trial
 
 __all__ = ["check_placement", "count_placement"]
 
@@ -16,12 +17,13 @@ def count_placement(session: Session) -> dict[str, int]:
     return dict(counted.most_common())
 
 
-def check_placement(session: Session) -> Check:
+def check_placement(trial: Trial) -> Check:
     """Where every node runs, by ONNX Runtime's own record.
 
     The runtime has refused a session with a node elsewhere already, but for integer arithmetic on
     shapes that ONNX Runtime keeps on the host beside a GPU; those are counted here.
     """
+    session = trial.session
     elsewhere = Counter(
         f"{node.op_type} on {node.provider}"
         for node in session.placement
@@ -31,10 +33,6 @@ def check_placement(session: Session) -> Check:
     detail = f"{here} of {len(session.placement)} nodes on {session.provider}"
     if elsewhere:
         detail += "; shapes: " + ", ".join(f"{n} {what}" for what, n in elsewhere.most_common())
-    return Check(
-        name="placement",
-        passed=here > 0,
-        detail=detail,
-        figures={"nodes": len(session.placement), "elsewhere": dict(elsewhere)},
-        provider=str(session.provider),
+    return trial.result(
+        "placement", here > 0, detail, nodes=len(session.placement), elsewhere=dict(elsewhere)
     )

@@ -9,6 +9,7 @@
     elementwise, movement, shapes, indexing, reductions, softmax, products, quantize,
     convolution, recurrent, attention, contrib_attention, control    the rules
     evaluate    nodes in order, bodies entered, doubts marked
+    claim       what is to be proved
     feed        inputs of one call
     trace       the path of a leak
     proof       lengths, masks read strictly and leniently, the verdict
@@ -27,8 +28,9 @@ Everything below `proof` is pure: no rule keeps state, and what is seen on the w
 
 from __future__ import annotations
 
+from causal_attn.verify.influence.claim import LENGTHS, Claim
 from causal_attn.verify.influence.feed import Known, ones, positions
-from causal_attn.verify.influence.proof import LENGTHS, prove
+from causal_attn.verify.influence.proof import prove
 from causal_attn.verify.influence.result import Leak, Proof
 from causal_attn.verify.influence.rules import (  # noqa: F401  importing a module registers its rules
     attention,
@@ -46,4 +48,4 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     softmax,
 )
 
-__all__ = ["LENGTHS", "Known", "Leak", "Proof", "ones", "positions", "prove"]
+__all__ = ["LENGTHS", "Claim", "Known", "Leak", "Proof", "ones", "positions", "prove"]

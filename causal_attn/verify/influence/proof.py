@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from causal_attn.errors import InputError, PackageError
 from causal_attn.package.certificate import Verdict
+from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
 from causal_attn.verify.influence.program import Program, read_program
@@ -20,10 +21,7 @@ from causal_attn.verify.influence.result import Leak, Proof
 from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_words
 from causal_attn.verify.influence.trace import trace
 
-__all__ = ["LENGTHS", "prove"]
-
-LENGTHS = (1, 2, 3, 5, 8, 33)
-"""Lengths examined unless told otherwise: one token, both parities, past small block sizes."""
+__all__ = ["prove"]
 
 _RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
 """Gaps that hide, tried from the widest: lowest float32, lowest float16, -1e4, -1e3, less."""
@@ -44,8 +42,8 @@ class _Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """What is to be proved of a program."""
+class _Question:
+    """A claim about a program, with the outputs to examine."""
 
     program: Program
     axes: Axes
@@ -54,54 +52,34 @@ class _Claim:
     known: Mapping[str, Known]
 
 
-def prove(
-    model: ModelProto,
-    *,
-    tokens: Mapping[str, int],
-    outputs: Mapping[str, int] | None = None,
-    lengths: Iterable[int] = LENGTHS,
-    past_tokens: Mapping[str, int] | None = None,
-    total_tokens: Mapping[str, int] | None = None,
-    past: int | Iterable[int] = 0,
-    dims: Mapping[str, int] | None = None,
-    known: Mapping[str, Known] | None = None,
-    base_dir: str | Path | None = None,
-) -> Proof:
+def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
     """Follow every input position through the graph, at each length, without running it.
 
-    Positions are the rows of the past, ``0 … past - 1``, then the new tokens. A graph is causal
-    where row ``i`` of the new tokens is reached by positions up to ``past + i`` only. Weights are
-    not read, nothing is sampled, and the claim is about finite data.
+    Weights are not read, nothing is sampled, and the claim is about finite data.
 
     Args:
         model: The graph. External data is looked at in `base_dir`, for masks only.
-        tokens: Inputs that hold new tokens, ``name -> axis``.
-        outputs: Outputs to examine, ``name -> query axis``. ``None``: every output with an axis
-            named as a token axis of an input is.
-        lengths: Numbers of new tokens to examine. A fixed token axis leaves only its own.
-        past_tokens: Inputs that hold the past, such as a cache, ``name -> axis``.
-        total_tokens: Inputs that hold the past and the new tokens, such as an attention mask.
-        past: Sizes of the past to examine with each length.
-        dims: Sizes of other named dims; 1 unless given.
-        known: Inputs whose values are fixed, so that no position is in them: an array that
-            broadcasts to the input, or a function of shape, token axis and past (`ones`,
-            `positions`). An attention mask of ones and a past length belong here.
+        claim: What is to be proved of it.
         base_dir: Folder of the model's file.
 
     Returns:
         The verdict with its reasons: `Proof`.
 
     Raises:
-        InputError: A name, axis or length is not one of this graph.
+        InputError: A name, axis or length of `claim` is not one of this graph.
         PackageError: The model cannot be read, or an output has no such axis.
     """
-    axes = Axes(dict(tokens), dict(past_tokens or {}), dict(total_tokens or {}))
     program = read_program(model, Path(base_dir) if base_dir is not None else None)
-    _check_inputs(program, axes, known or {})
-    chosen = _chosen_outputs(program, axes, outputs)
-    claim = _Claim(program, axes, chosen, dict(dims or {}), dict(known or {}))
-    calls = _calls(claim, lengths, [past] if isinstance(past, int) else list(past))
-    results = [_examine(claim, *call) for call in calls]
+    _check_inputs(program, claim)
+    question = _Question(
+        program=program,
+        axes=claim.axes,
+        outputs=_chosen_outputs(program, claim),
+        dims=dict(claim.dims),
+        known=dict(claim.known),
+    )
+    calls = _calls(question, claim.lengths, claim.pasts)
+    results = [_examine(question, *call) for call in calls]
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
     bounds = [result.score_bound for result in results if result.score_bound is not None]
     undecided = dict.fromkeys(name for result in results for name in result.undecided)
@@ -112,23 +90,23 @@ def prove(
         leak=worst.leak,
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
         score_bound=min(bounds) if worst.verdict is Verdict.CONDITIONAL else None,
-        notes=tuple(_notes(claim, results[-1].outputs, calls[-1])),
+        notes=tuple(_notes(question, results[-1].outputs, calls[-1])),
     )
 
 
 _SEVERITY = (Verdict.CAUSAL, Verdict.CONDITIONAL, Verdict.UNDECIDED, Verdict.NOT_CAUSAL)
 
 
-def _examine(claim: _Claim, tokens: int, past: int) -> Proof:
+def _examine(question: _Question, tokens: int, past: int) -> Proof:
     call = ((tokens, past),)
-    strict = _evaluate(claim, tokens, past, float("inf"), optimistic=False)
+    strict = _evaluate(question, tokens, past, float("inf"), optimistic=False)
     if strict.causal:
         return Proof(verdict=Verdict.CAUSAL, outputs=strict.matrices, calls=call)
     lenient, threshold = strict, float("inf")
     for threshold in _RUNGS:
         if threshold > strict.frame.mode.largest_gap:
             continue
-        lenient = _evaluate(claim, tokens, past, threshold, optimistic=False)
+        lenient = _evaluate(question, tokens, past, threshold, optimistic=False)
         if lenient.causal:
             return Proof(
                 verdict=Verdict.CONDITIONAL,
@@ -139,7 +117,7 @@ def _examine(claim: _Claim, tokens: int, past: int) -> Proof:
     sure = lenient
     if lenient.frame.mode.doubts:
         threshold = lenient.frame.mode.threshold
-        sure = _evaluate(claim, tokens, past, threshold, optimistic=True)
+        sure = _evaluate(question, tokens, past, threshold, optimistic=True)
     if sure.causal:
         return Proof(
             verdict=Verdict.UNDECIDED,
@@ -151,22 +129,22 @@ def _examine(claim: _Claim, tokens: int, past: int) -> Proof:
         verdict=Verdict.NOT_CAUSAL,
         outputs=lenient.matrices,
         calls=call,
-        leak=_first_leak(claim, sure, tokens, past),
+        leak=_first_leak(question, sure, tokens, past),
     )
 
 
 def _evaluate(
-    claim: _Claim, tokens: int, past: int, threshold: float, *, optimistic: bool
+    question: _Question, tokens: int, past: int, threshold: float, *, optimistic: bool
 ) -> _Findings:
-    graph = claim.program.graph
-    bound = bind(graph, claim.axes, tokens, past, claim.dims)
+    graph = question.program.graph
+    bound = bind(graph, question.axes, tokens, past, question.dims)
     assert bound is not None  # `_calls` keeps calls that fit
     mode = Mode(positions=past + tokens, threshold=threshold, optimistic=optimistic)
-    values = feed(graph, claim.axes, tokens, past, bound, claim.known, mode)
-    frame = Frame(claim.program, mode, values=values, dims=bound)
+    values = feed(graph, question.axes, tokens, past, bound, question.known, mode)
+    frame = Frame(question.program, mode, values=values, dims=bound)
     frame.run(graph)
     matrices, doubtful, leaks = {}, {}, {}
-    for name, axis in claim.outputs.items():
+    for name, axis in question.outputs.items():
         _check_axis(name, frame.values[name], axis)
         matrix = _matrix(frame.values[name], axis, tokens, 64 * mode.words)
         rows = _row_positions(matrix.shape[0], tokens, past)
@@ -220,11 +198,11 @@ def _doubts(findings: _Findings) -> list[str]:
     return names or list(mode.doubts)
 
 
-def _first_leak(claim: _Claim, findings: _Findings, tokens: int, past: int) -> Leak:
+def _first_leak(question: _Question, findings: _Findings, tokens: int, past: int) -> Leak:
     name = next(name for name, leak in findings.leaks.items() if leak.any())
     row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
-    graph = claim.program.graph
-    path = trace(findings.frame, graph, name, claim.outputs[name], row, bit)
+    graph = question.program.graph
+    path = trace(findings.frame, graph, name, question.outputs[name], row, bit)
     rows = findings.leaks[name].shape[0]
     return Leak(
         output=name,
@@ -237,7 +215,7 @@ def _first_leak(claim: _Claim, findings: _Findings, tokens: int, past: int) -> L
 
 
 def _notes(
-    claim: _Claim, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
+    question: _Question, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
 ) -> list[str]:
     notes = []
     alone = True
@@ -255,26 +233,25 @@ def _notes(
             )
     if alone:
         notes.append("No output row is reached by an earlier position: the past does not matter.")
-    read = {item for node in claim.program.graph.nodes for item in node.inputs}
-    for name in (*claim.axes.tokens, *claim.axes.past, *claim.axes.total):
-        if name not in read and name not in claim.program.graph.outputs:
+    read = {item for node in question.program.graph.nodes for item in node.inputs}
+    for name in (*question.axes.tokens, *question.axes.past, *question.axes.total):
+        if name not in read and name not in question.program.graph.outputs:
             notes.append(f"Input {name!r} is read by no node.")
-    if claim.known:
-        notes.append(f"The values of {sorted(claim.known)} are taken as fixed.")
+    if question.known:
+        notes.append(f"The values of {sorted(question.known)} are taken as fixed.")
     return notes
 
 
-def _check_inputs(program: Program, axes: Axes, known: Mapping[str, Known]) -> None:
+def _check_inputs(program: Program, claim: Claim) -> None:
     graph = program.graph
-    if not axes.tokens:
+    if not claim.tokens:
         raise InputError(
             "`tokens` must name an input and its token axis, got none. Give one of "
             f"{list(graph.inputs)}."
         )
-    for argument, names in (
-        ("tokens", axes.tokens), ("past_tokens", axes.past), ("total_tokens", axes.total),
-        ("known", dict.fromkeys(known, 0)),
-    ):  # fmt: skip
+    known = dict.fromkeys(claim.known, 0)
+    named = {"tokens": claim.tokens, "past": claim.past, "total": claim.total, "known": known}
+    for argument, names in named.items():
         for name, axis in names.items():
             if name not in graph.inputs:
                 raise InputError(
@@ -286,10 +263,8 @@ def _check_inputs(program: Program, axes: Axes, known: Mapping[str, Known]) -> N
                 raise InputError(f"`{argument}[{name!r}]` must be an axis of {rank}, got {axis}.")
 
 
-def _chosen_outputs(
-    program: Program, axes: Axes, outputs: Mapping[str, int] | None
-) -> dict[str, int]:
-    graph = program.graph
+def _chosen_outputs(program: Program, claim: Claim) -> dict[str, int]:
+    graph, outputs = program.graph, claim.outputs
     if outputs is not None:
         for name in outputs:
             if name not in graph.outputs:
@@ -300,7 +275,7 @@ def _chosen_outputs(
         if not outputs:
             raise InputError("`outputs` must name an output, got none.")
         return dict(outputs)
-    named = {graph.shapes[name][axis] for name, axis in axes.tokens.items()}
+    named = {graph.shapes[name][axis] for name, axis in claim.tokens.items()}
     named = {dim for dim in named if isinstance(dim, str) and dim}
     chosen = {}
     for name in graph.outputs:
@@ -315,14 +290,16 @@ def _chosen_outputs(
     return chosen
 
 
-def _calls(claim: _Claim, lengths: Iterable[int], pasts: Sequence[int]) -> list[tuple[int, int]]:
+def _calls(
+    question: _Question, lengths: Iterable[int], pasts: Sequence[int]
+) -> list[tuple[int, int]]:
     wanted = sorted({int(length) for length in lengths})
     if not wanted or wanted[0] < 1:
         raise InputError(f"`lengths` must be integers >= 1, got {wanted}.")
     if not pasts or min(pasts) < 0:
-        raise InputError(f"`past` must be integers >= 0, got {list(pasts)}.")
-    graph = claim.program.graph
-    for names, pool in ((claim.axes.tokens, wanted),):
+        raise InputError(f"`pasts` must be integers >= 0, got {list(pasts)}.")
+    graph = question.program.graph
+    for names, pool in ((question.axes.tokens, wanted),):
         fixed = {graph.shapes[name][axis] for name, axis in names.items()}
         numbers = [dim for dim in fixed if isinstance(dim, int)]
         if numbers:
@@ -331,11 +308,11 @@ def _calls(claim: _Claim, lengths: Iterable[int], pasts: Sequence[int]) -> list[
         (tokens, past)
         for past in sorted(set(pasts))
         for tokens in wanted
-        if bind(graph, claim.axes, tokens, past, claim.dims) is not None
+        if bind(graph, question.axes, tokens, past, question.dims) is not None
     ]
     if not calls:
         raise InputError(
-            "`lengths` and `past` must fit the fixed sizes of the graph, got lengths "
-            f"{wanted} and past {list(pasts)}. Give the sizes that the model was exported with."
+            "`lengths` and `pasts` must fit the fixed sizes of the graph, got lengths "
+            f"{wanted} and pasts {list(pasts)}. Give the sizes that the model was exported with."
         )
     return calls

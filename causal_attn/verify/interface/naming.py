@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping
 
 __all__ = [
     "ATTENTION",
+    "BATCH",
     "LENGTHS",
+    "PAST",
     "PAST_DIMS",
     "POSITIONS",
+    "TOKENS",
     "TOKEN_DIMS",
     "TOTAL_DIMS",
     "Dims",
@@ -26,6 +29,9 @@ __all__ = [
 
 Dims = list[str | int | None]
 """Of one tensor: a size, a name, or ``None`` for an axis of which nothing is said."""
+
+TOKENS, PAST, BATCH = "tokens", "past_tokens", "batch"
+"""Our own names of dims, in every contract."""
 
 TOKEN_DIMS = {
     "tokens", "sequence_length", "seq_length", "seq_len", "sequence", "seq", "num_tokens", "T",

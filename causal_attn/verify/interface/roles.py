@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
 from causal_attn.verify.feeds.feeder import Fixed, Sizes
-from causal_attn.verify.interface.naming import POSITIONS, TOTAL_DIMS, Dims, is_mask
+from causal_attn.verify.interface.naming import (
+    BATCH,
+    PAST,
+    POSITIONS,
+    TOKENS,
+    TOTAL_DIMS,
+    Dims,
+    is_mask,
+)
 
 __all__ = ["BATCH", "PAST", "TOKENS", "Roles"]
 
-TOKENS, PAST, BATCH = "tokens", "past_tokens", "batch"
 TOTAL = f"{PAST} + {TOKENS}"
 
 

@@ -10,7 +10,7 @@ from influence_graphs import Builder, Dims, single
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 MICROSOFT = "com.microsoft"
 QKV4: list[Dims] = [["b", 4, "tokens", 8]] * 3
@@ -20,7 +20,7 @@ LOWER = np.tri(33, dtype=bool)
 
 def proof_of(model: ModelProto, axis: int, **options: Any) -> Proof:
     tokens = {item.name: axis for item in model.graph.input if item.name.startswith("x")}
-    return prove(model, tokens=tokens, outputs={"y": axis}, **options)
+    return prove(model, Claim(tokens=tokens, outputs={"y": axis}, **options))
 
 
 @pytest.mark.parametrize("opset", [23, 24, 25])
@@ -107,11 +107,13 @@ def test_attention_with_a_past() -> None:
     model = cached("Attention", is_causal=1)
     proof = prove(
         model,
-        tokens={"q": 2, "k": 2, "v": 2},
-        past_tokens={"past_key": 2, "past_value": 2},
-        outputs={"y": 2, "key": 2},
-        past=(0, 3, 70),
-        lengths=(1, 4),
+        Claim(
+            tokens={"q": 2, "k": 2, "v": 2},
+            past={"past_key": 2, "past_value": 2},
+            outputs={"y": 2, "key": 2},
+            pasts=(0, 3, 70),
+            lengths=(1, 4),
+        ),
     )
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert proof.outputs["y"].shape == (4, 74)
@@ -133,7 +135,8 @@ def test_attention_with_an_outer_cache(held: int, causal: bool) -> None:
     length = b.const([held], np.int64)
     y = b("Attention", query, *caches, "", "", "", length, is_causal=1)
     proof = prove(
-        b.model({"y": y}, None), tokens={"q": 2, "k": 2, "v": 2}, outputs={"y": 2}, lengths=[3]
+        b.model({"y": y}, None),
+        Claim(tokens={"q": 2, "k": 2, "v": 2}, outputs={"y": 2}, lengths=[3]),
     )
     assert (proof.verdict is Verdict.CAUSAL) is causal, str(proof)
     assert np.array_equal(proof.outputs["y"], np.tri(3, dtype=bool))
@@ -145,10 +148,10 @@ def test_write_index_that_is_data_is_undecided() -> None:
     at = b.input("write_indices", ["b"], TensorProto.INT64)
     model = b.model({"y": b("TensorScatter", cache, row, at, axis=2)}, None)
     total = {"tokens": {"k": 2}, "outputs": {"y": 2}, "lengths": [8]}
-    proof = prove(model, **total)  # type: ignore[arg-type]
+    proof = prove(model, Claim(**total))  # type: ignore[arg-type]
     assert proof.verdict is Verdict.UNDECIDED
     assert "write_indices" in proof.undecided[0]
-    fixed = prove(model, known={"write_indices": 0}, **total)  # type: ignore[arg-type]
+    fixed = prove(model, Claim(known={"write_indices": 0}, **total))  # type: ignore[arg-type]
     assert fixed.verdict is Verdict.CAUSAL
 
 
@@ -168,11 +171,13 @@ def test_multi_head_attention_with_a_past() -> None:
     model = cached("MultiHeadAttention", MICROSOFT, num_heads=4, unidirectional=1)
     proof = prove(
         model,
-        tokens={"q": 1, "k": 1, "v": 1},
-        past_tokens={"past_key": 2, "past_value": 2},
-        outputs={"y": 1},
-        past=(0, 5),
-        lengths=(1, 2, 4),
+        Claim(
+            tokens={"q": 1, "k": 1, "v": 1},
+            past={"past_key": 2, "past_value": 2},
+            outputs={"y": 1},
+            pasts=(0, 5),
+            lengths=(1, 2, 4),
+        ),
     )
     assert proof.verdict is Verdict.CONDITIONAL, str(proof)
     assert np.array_equal(proof.outputs["y"], np.tri(4, 9, k=5, dtype=bool))
@@ -190,7 +195,9 @@ def test_unidirectional_with_more_keys_than_queries_leaks(queries: int) -> None:
     y = b("MultiHeadAttention", first, x, x, domain=MICROSOFT, num_heads=4, unidirectional=1)
     padded = b("Concat", y, b("Slice", x, *(b.const([at], np.int64) for at in (queries, 5, 1))),
                axis=1)  # fmt: skip
-    proof = prove(b.model({"y": padded}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[5])
+    proof = prove(
+        b.model({"y": padded}, None), Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[5])
+    )
     assert proof.verdict is Verdict.NOT_CAUSAL
     assert proof.leak is not None
     assert proof.leak.query == queries - 1
@@ -214,10 +221,12 @@ def grouped_proof(model: ModelProto, **options: Any) -> Proof:
     tokens = {item.name: 1 for item in model.graph.input if item.name.startswith("x")}
     return prove(
         model,
-        tokens=tokens,
-        past_tokens={"past_key": 2, "past_value": 2},
-        outputs={"y": 1, "key": 2},
-        **options,
+        Claim(
+            tokens=tokens,
+            past={"past_key": 2, "past_value": 2},
+            outputs={"y": 1, "key": 2},
+            **options,
+        ),
     )
 
 
@@ -225,7 +234,7 @@ def grouped_proof(model: ModelProto, **options: Any) -> Proof:
 @pytest.mark.parametrize("past", [0, 4])
 def test_group_query_attention(past: int, packed: bool) -> None:
     known = {"seqlens_k": np.array([past + 5 - 1]), "total": past + 5}
-    proof = grouped_proof(grouped(packed=packed), lengths=[5], past=past, known=known)
+    proof = grouped_proof(grouped(packed=packed), lengths=[5], pasts=[past], known=known)
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(proof.outputs["y"], np.tri(5, past + 5, k=past, dtype=bool))
 
@@ -260,12 +269,14 @@ def test_new_tokens_after_a_past_need_their_present() -> None:
     proofs = [
         prove(
             grouped(present=present),
-            tokens={f"x{at}": 1 for at in range(3)},
-            past_tokens={"past_key": 2, "past_value": 2},
-            outputs={"y": 1},
-            lengths=[5],
-            past=4,
-            known={"seqlens_k": np.array([8]), "total": np.array(9)},
+            Claim(
+                tokens={f"x{at}": 1 for at in range(3)},
+                past={"past_key": 2, "past_value": 2},
+                outputs={"y": 1},
+                lengths=[5],
+                pasts=[4],
+                known={"seqlens_k": np.array([8]), "total": np.array(9)},
+            ),
         )
         for present in (True, False)
     ]
@@ -289,7 +300,9 @@ def shared_cache(total: int) -> Proof:
         for start, end in ((0, 2), (4, 5))
     )
     padded = b("Concat", before, y, after, axis=1)
-    return prove(b.model({"y": padded}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[5])
+    return prove(
+        b.model({"y": padded}, None), Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[5])
+    )
 
 
 def test_a_shared_cache_holds_the_keys_of_the_queries() -> None:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from causal_attn.errors import CausalAttnError, PackageError
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 FLOAT = np.float32
 Leak = Callable[[Builder, str, str], str]
@@ -30,7 +30,7 @@ def leak(make: Leak, opset: int = 18) -> Proof:
     mean = b("ReduceMean", x, *axes, **old)
     y = b("Add", x, make(b, x, mean))
     model = b.model({"y": y}, None)
-    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4])
+    return prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4]))
 
 
 def chosen(b: Builder, mean: str, condition: str) -> str:
@@ -74,10 +74,10 @@ def test_root_of_an_integer() -> None:
 def test_old_softmax_normalizes_all_trailing_axes(op: str, axis: int | None) -> None:
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     model = single(op, ["b", 4, 3], opset=11, **attributes)
-    proof = prove(model, tokens={"x0": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(model, Claim(tokens={"x0": 1}, outputs={"y": 1}, lengths=[4]))
     assert proof.outputs["y"].all()
     model = single(op, ["b", 4, 3], opset=13)
-    proof = prove(model, tokens={"x0": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(model, Claim(tokens={"x0": 1}, outputs={"y": 1}, lengths=[4]))
     assert np.array_equal(proof.outputs["y"], np.eye(4, dtype=bool))
 
 
@@ -134,7 +134,7 @@ def test_grouped_attention_reads_its_optional_inputs(at: int, data: bool) -> Non
     inputs[at] = given[at]
     y = b("GroupQueryAttention", *inputs, do_rotary=1, **GROUPED)
     model = b.model({"y": y, "seen": ids}, None)
-    proof = prove(model, tokens={"x": 1, "ids": 1}, outputs={"y": 1})
+    proof = prove(model, Claim(tokens={"x": 1, "ids": 1}, outputs={"y": 1}))
     assert proof.verdict is (Verdict.NOT_CAUSAL if data else Verdict.CAUSAL), str(proof)
 
 
@@ -145,7 +145,7 @@ def test_positions_of_grouped_attention_are_those_of_their_tokens() -> None:
     cache = b.const(np.ones((4, 8)), FLOAT)
     inputs = [x, x, x, "", "", b.const([3], np.int32), b.const(4, np.int32), cache, cache, ids]
     y = b("GroupQueryAttention", *inputs, do_rotary=1, **GROUPED)
-    proof = prove(b.model({"y": y}, None), tokens={"x": 1, "ids": 1}, outputs={"y": 1})
+    proof = prove(b.model({"y": y}, None), Claim(tokens={"x": 1, "ids": 1}, outputs={"y": 1}))
     assert proof.verdict is Verdict.CAUSAL, str(proof)
 
 
@@ -170,7 +170,7 @@ def calling(op: str, domain: str, *functions: onnx.FunctionProto, overload: str 
     model = b.model({"y": y}, None)
     model.ir_version = 10
     model.functions.extend(functions)
-    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    return prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[4]))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_function_with_inputs_left_out() -> None:
     z = b("F", y, domain="local")
     model = b.model({"y": z}, None)
     model.functions.append(function)
-    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[4]))
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(proof.outputs["y"], np.eye(4, dtype=bool))
 
@@ -231,7 +231,7 @@ def test_damage_is_a_package_error(damage: Callable[[onnx.ModelProto], None]) ->
     model = plain()
     damage(model)
     with pytest.raises(PackageError):
-        prove(model, tokens={"x": 1}, outputs={"y": 1})
+        prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}))
 
 
 def test_nothing_but_package_errors_comes_of_damaged_bytes() -> None:
@@ -248,7 +248,7 @@ def test_nothing_but_package_errors_comes_of_damaged_bytes() -> None:
         except DecodeError:
             continue
         try:
-            prove(model, tokens={"input_ids": 1}, outputs={"logits": 1}, lengths=[2])
+            prove(model, Claim(tokens={"input_ids": 1}, outputs={"logits": 1}, lengths=[2]))
             read += 1
         except CausalAttnError:
             refused += 1
@@ -262,13 +262,13 @@ def test_outputs_without_rows_and_scalars(length: int) -> None:
     x = b.input("x", ["b", length, 4])
     empty = b("Slice", x, *(b.const([at], np.int64) for at in (0, 0, 1)))
     model = b.model({"y": empty}, None)
-    proof = prove(model, tokens={"x": 1}, outputs={"y": 1})
+    proof = prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}))
     assert proof.verdict is Verdict.CAUSAL
     b = Builder()
     x = b.input("x", ["b", length, 4])
     model = b.model({"y": b("ReduceSum", x, keepdims=0)}, None)
     with pytest.raises(PackageError, match="axis"):
-        prove(model, tokens={"x": 1}, outputs={"y": 1})
+        prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}))
 
 
 def zero(b: Builder) -> str:
@@ -352,7 +352,7 @@ def test_zero_made_in_a_function() -> None:
     hidden = b("F", mean, zero(b), domain="local")
     model = b.model({"y": b("Add", x, b("Reciprocal", hidden))}, None)
     model.functions.append(function)
-    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[4]))
     assert proof.verdict is Verdict.UNDECIDED
 
 
@@ -408,6 +408,6 @@ def test_weights_by_hand_are_causal() -> None:
     exp = b("Exp", b("Sub", scores, b("ReduceMax", scores, last)))
     weights = b("Div", exp, b("ReduceSum", exp, last))
     model = b.model({"y": b("MatMul", weights, values)}, None)
-    proof = prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4])
+    proof = prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 4]))
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(proof.outputs["y"], np.tri(4, dtype=bool))

@@ -9,7 +9,7 @@ from influence_graphs import Builder, single
 from onnx import ModelProto, TensorProto, helper
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -21,7 +21,7 @@ def info(
 
 
 def proof_of(model: ModelProto, axis: int = 1, **options: object) -> Proof:
-    return prove(model, tokens={"x": axis}, outputs={"y": axis}, **options)  # type: ignore[arg-type]
+    return prove(model, Claim(tokens={"x": axis}, outputs={"y": axis}, **options))  # type: ignore[arg-type]
 
 
 def scan_model(reverse: bool) -> ModelProto:
@@ -195,14 +195,14 @@ def test_convolution(
 ) -> None:
     weight = np.array(kernel, np.float32).reshape(1, 1, 3).repeat(2, 0).repeat(3, 1)
     model = single("Conv", ["b", 3, "tokens"], consts=[weight], pads=pads, dilations=[dilation])
-    proof = prove(model, tokens={"x0": 2}, outputs={"y": 2})
+    proof = prove(model, Claim(tokens={"x0": 2}, outputs={"y": 2}))
     assert proof.verdict is verdict
 
 
 def test_convolution_in_two_dimensions_keeps_the_other_axis_apart() -> None:
     weight = np.ones((2, 3, 3, 3), np.float32)
     model = single("Conv", ["b", 3, "tokens", 5], consts=[weight], pads=[2, 1, 0, 1])
-    assert prove(model, tokens={"x0": 2}, outputs={"y": 2}).verdict is Verdict.CAUSAL
+    assert prove(model, Claim(tokens={"x0": 2}, outputs={"y": 2})).verdict is Verdict.CAUSAL
 
 
 def test_mixing_matrix_over_tokens() -> None:

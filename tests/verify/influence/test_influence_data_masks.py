@@ -11,7 +11,7 @@ from influence_graphs import Builder, allowed
 from onnx import TensorProto, helper
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 FLOAT = np.float32
 LOWEST = float(np.finfo(FLOAT).min)
@@ -28,7 +28,7 @@ def attention(weigh: Weights, *, opset: int = 18) -> Proof:
     scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
     y = b("MatMul", weigh(b, ids, scores, allowed(b, ids)), x)
     model = b.model({"y": y}, None)
-    return prove(model, tokens={"ids": 1}, outputs={"y": 1}, lengths=[1, 6])
+    return prove(model, Claim(tokens={"ids": 1}, outputs={"y": 1}, lengths=[1, 6]))
 
 
 def masked(b: Builder, scores: str, seen: str, fill: float = -np.inf) -> str:

@@ -11,7 +11,7 @@ import torch
 from onnx import ModelProto
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import prove
+from causal_attn.verify.influence import Claim, prove
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -94,7 +94,7 @@ class Decoder(torch.nn.Module):
 
 def attention_proof(model: ModelProto, **options: Any) -> Any:
     outputs = {output.name: 2 for output in model.graph.output}
-    return prove(model, tokens={"q": 2, "k": 2, "v": 2}, outputs=outputs, **options)
+    return prove(model, Claim(tokens={"q": 2, "k": 2, "v": 2}, outputs=outputs, **options))
 
 
 @pytest.mark.parametrize("opset", [18, 23, 24])
@@ -131,6 +131,8 @@ def test_softmax_written_out_with_a_finite_mask_is_conditional() -> None:
 
 def test_decoder_with_mask_buffers_is_causal() -> None:
     ids = torch.randint(0, 97, (1, 7))
-    proof = prove(exported(Decoder(), (ids,), 1, 18), tokens={"input_ids": 1}, lengths=[1, 4, 40])
+    proof = prove(
+        exported(Decoder(), (ids,), 1, 18), Claim(tokens={"input_ids": 1}, lengths=[1, 4, 40])
+    )
     assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert np.array_equal(next(iter(proof.outputs.values())), np.tri(40, dtype=bool))

@@ -11,11 +11,11 @@ from influence_graphs import Builder, decoder
 from onnx import ModelProto, TensorProto, helper
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 
 def verdict_of(model: ModelProto, **options: Any) -> Proof:
-    return prove(model, tokens={"input_ids": 1}, outputs={"logits": 1}, **options)
+    return prove(model, Claim(tokens={"input_ids": 1}, outputs={"logits": 1}, **options))
 
 
 def plus_reduced(op: str) -> Any:
@@ -136,10 +136,10 @@ def test_unknown_operator_does_not_excuse_a_leak_beside_it() -> None:
     unknown = b("Mystery", x, domain="acme")
     model = b.model({"y": b("Add", unknown, b("ReduceMean", x, b.const([1], np.int64)))})
     # Without a shape for what the operator writes, the sum's rows are not known to be tokens.
-    assert prove(model, tokens={"x": 1}, dims={"c": 4}).verdict is Verdict.UNDECIDED
+    assert prove(model, Claim(tokens={"x": 1}, dims={"c": 4})).verdict is Verdict.UNDECIDED
     shape = helper.make_tensor_value_info(unknown, TensorProto.FLOAT, ["b", "tokens", "c"])
     model.graph.value_info.append(shape)
-    assert prove(model, tokens={"x": 1}, dims={"c": 4}).verdict is Verdict.NOT_CAUSAL
+    assert prove(model, Claim(tokens={"x": 1}, dims={"c": 4})).verdict is Verdict.NOT_CAUSAL
 
 
 def test_path_names_the_layer_without_a_mask() -> None:

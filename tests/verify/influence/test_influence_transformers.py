@@ -10,7 +10,7 @@ import torch
 from onnx import ModelProto
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, ones, positions, prove
+from causal_attn.verify.influence import Claim, Proof, ones, positions, prove
 
 transformers = pytest.importorskip("transformers")
 
@@ -102,10 +102,12 @@ def masked_proof(kind: str) -> Proof:
     )
     return prove(
         model,
-        tokens={"input_ids": 1},
-        total_tokens={"attention_mask": 1},
-        known={"attention_mask": ones},
-        outputs={"logits": 1},
+        Claim(
+            tokens={"input_ids": 1},
+            total={"attention_mask": 1},
+            known={"attention_mask": ones},
+            outputs={"logits": 1},
+        ),
     )
 
 
@@ -157,13 +159,15 @@ def test_decoder_with_a_cache_is_causal_at_every_past() -> None:
     )  # fmt: skip
     proof = prove(
         model,
-        tokens={"input_ids": 1, "position_ids": 1},
-        past_tokens=dict.fromkeys(names, 2),
-        total_tokens={"attention_mask": 1},
-        known={"attention_mask": ones, "position_ids": positions},
-        outputs={"logits": 1, **dict.fromkeys(presents, 2)},
-        lengths=(1, 2, 5),
-        past=(0, 3, 8),
+        Claim(
+            tokens={"input_ids": 1, "position_ids": 1},
+            past=dict.fromkeys(names, 2),
+            total={"attention_mask": 1},
+            known={"attention_mask": ones, "position_ids": positions},
+            outputs={"logits": 1, **dict.fromkeys(presents, 2)},
+            lengths=(1, 2, 5),
+            pasts=(0, 3, 8),
+        ),
     )
     assert proof.verdict is Verdict.CONDITIONAL, str(proof)
     assert len(proof.calls) == 9

@@ -11,7 +11,7 @@ from influence_graphs import Builder, allowed, single
 from onnx import TensorProto
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, ones, prove
+from causal_attn.verify.influence import Claim, Proof, ones, prove
 
 LOWER = np.tri(6, dtype=bool)
 
@@ -25,7 +25,7 @@ def attention(mask: Callable[[Builder, str, str], str], **options: Any) -> Proof
     if options.pop("softmax", True):
         weights = b("Softmax", weights, axis=-1)
     model = b.model({"y": b("MatMul", weights, x)}, None)
-    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6], **options)
+    return prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6], **options))
 
 
 def filled(fill: float) -> Callable[[Builder, str, str], str]:
@@ -68,7 +68,7 @@ def test_double_precision_underflows_later() -> None:
     scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
     weights = b("Softmax", b("Add", scores, b.const(mask)), axis=-1)
     model = b.model({"y": b("MatMul", weights, x)}, None)
-    proof = prove(model, tokens={"x": 1}, outputs={"y": 1})
+    proof = prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}))
     assert proof.score_bound == pytest.approx((1e4 - 746) / 2)
 
 
@@ -173,7 +173,7 @@ def padded(fill: float, **options: Any) -> Proof:
     weights = b("Softmax", added(fill)(b, scores, seen), axis=-1)
     model = b.model({"y": b("MatMul", weights, x)}, None)
     axes = {"x": 1, "attention_mask": 1}
-    return prove(model, tokens=axes, outputs={"y": 1}, lengths=[1, 6], **options)
+    return prove(model, Claim(tokens=axes, outputs={"y": 1}, lengths=[1, 6], **options))
 
 
 def test_padding_that_is_data() -> None:
@@ -186,7 +186,9 @@ def test_padding_that_is_data() -> None:
 
 def matrix_of(b: Builder, y: str, length: int = 4, axis: int = 1) -> Any:
     model = b.model({"y": y}, None)
-    return prove(model, tokens={"x": axis}, outputs={"y": axis}, lengths=[length]).outputs["y"]
+    return prove(model, Claim(tokens={"x": axis}, outputs={"y": axis}, lengths=[length])).outputs[
+        "y"
+    ]
 
 
 def test_condition_that_is_data_reaches_the_result() -> None:
@@ -238,7 +240,7 @@ def test_path_follows_the_element_that_arrives() -> None:
     ends = (b.const([value], np.int64) for value in (-1, -99, 1, -1))
     joined = b("Concat", x, b("Slice", x, *ends), axis=1)
     y = b("Slice", joined, *(b.const([at], np.int64) for at in (4, 8, 1)))
-    proof = prove(b.model({"y": y}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(b.model({"y": y}, None), Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[4]))
     assert proof.verdict is Verdict.NOT_CAUSAL
     assert proof.leak is not None
     assert (proof.leak.query, proof.leak.position) == (0, 3)
@@ -258,5 +260,5 @@ def test_path_follows_the_element_that_arrives() -> None:
 )
 def test_axes_that_join(op: str, options: dict[str, Any], expected: Any) -> None:
     model = single(op, ["b", 4, 4], **options)
-    proof = prove(model, tokens={"x0": 1}, outputs={"y": 1}, lengths=[4])
+    proof = prove(model, Claim(tokens={"x0": 1}, outputs={"y": 1}, lengths=[4]))
     assert np.array_equal(proof.outputs["y"], expected)

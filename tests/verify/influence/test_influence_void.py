@@ -10,7 +10,7 @@ from influence_graphs import Builder, allowed
 from onnx import TensorProto
 
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence import Proof, prove
+from causal_attn.verify.influence import Claim, Proof, prove
 
 FLOAT = np.float32
 LOWER = np.tri(6, dtype=bool)
@@ -22,7 +22,7 @@ def attention(weigh: Weights) -> Proof:
     x = b.input("x", ["b", "tokens", 4])
     scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
     model = b.model({"y": b("MatMul", weigh(b, scores), x)}, None)
-    return prove(model, tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6])
+    return prove(model, Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6]))
 
 
 def triangle(b: Builder, scores: str) -> str:
@@ -87,7 +87,7 @@ def recurrence(where: Weights) -> Proof:
     later = b("Cast", b("Greater", places, b.const(0, np.int64)), to=TensorProto.FLOAT)
     gate = b("Mul", b("Unsqueeze", later, b.const([1])), root)
     y = b("CumSum", b("Mul", gate, x), b.const(1, np.int64))
-    return prove(b.model({"y": y}, None), tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6])
+    return prove(b.model({"y": y}, None), Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[1, 6]))
 
 
 def test_zero_times_a_root_shows_its_own_token_alone() -> None:

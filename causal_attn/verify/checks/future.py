@@ -1,0 +1,102 @@
+"""Whether the future is invisible: finite perturbations on the real provider.
+
+From a cut on, every token input is replaced, once by a small and once by a huge finite amount, so
+that scores lie far apart and an additive mask of -1e4 gives itself away. Rows before the cut must
+not change in a single bit. NaN and infinity are not used: 0 * NaN is NaN, which accuses graphs
+that are right.
+
+A provider whose kernels are not repeatable is held to its own run-to-run noise, output by output,
+which is measured and printed. Noise that no rounding makes could hide anything: then nothing is
+decided, and the check is called "randomness".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from causal_attn.errors import CausalAttnError
+from causal_attn.package.certificate import Check
+from causal_attn.verify.checks.rounding import distance, most_rounding
+from causal_attn.verify.checks.rows import HUGE, SMALL, Results, in_words, rows_of
+from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.feeds.feeder import Feeder, Sizes
+
+__all__ = ["FUTURE", "check_future_is_invisible"]
+
+FUTURE = "future is invisible"
+
+
+def check_future_is_invisible(trial: Trial) -> Check:
+    """Replace the future; earlier rows of every output must stay bitwise equal."""
+    feeder, session, rng = trial.feeder, trial.session, trial.rng(1)
+    if not feeder.watched():
+        tokens_dim = feeder.contract.tokens
+        return trial.result(
+            FUTURE, None, f"no output has a dim `{tokens_dim}`: name the dims of the tokens"
+        )
+    noise = {tensor.name: 0.0 for tensor in feeder.watched()}
+    probes = 0
+    for sizes in feeder.cases(trial.probe_lengths):
+        tokens = sizes[feeder.contract.tokens]
+        try:
+            feeds = feeder.make(sizes, rng)
+            base, again = session.run(feeds), session.run(feeds)
+            for name, before in noise.items():
+                noise[name] = max(before, distance(base[name], again[name]))
+                if not noise[name] <= most_rounding(base[name]):
+                    return _randomness(trial, name, noise[name], sizes)
+            for cut in sorted({1, tokens // 2, tokens - 1} - {0}):
+                for amount in (SMALL, HUGE):
+                    probes += 1
+                    changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
+                    found = _first_change(feeder, base, changed, tokens, cut, noise)
+                    if found is not None:
+                        output, row = found
+                        detail = (
+                            f"`{output}` at position {row} changes when inputs from position "
+                            f"{cut} on change ({tokens} tokens, amount {amount:g}): it sees the "
+                            "future"
+                        )
+                        return trial.result(
+                            FUTURE, False, detail, output=output, row=row, cut=cut, tokens=tokens
+                        )
+        except CausalAttnError as error:
+            # It says nothing about the future.
+            return trial.did_not_run("runs", f"does not run at {in_words(sizes)}: {error}")
+    worst = max(noise.values())
+    equal = "bitwise equal" if worst == 0 else f"equal within run-to-run noise {worst:.2g}"
+    lengths = trial.probe_lengths
+    return trial.result(
+        FUTURE,
+        True,
+        f"{probes} probes at {min(lengths)} to {max(lengths)} tokens: the past {equal}",
+        probes=probes,
+        noise=worst,
+    )
+
+
+def _randomness(trial: Trial, output: str, noise: float, sizes: Sizes) -> Check:
+    detail = (
+        f"`{output}` differs by {noise:.3g} between two equal runs at {in_words(sizes)}, which no "
+        "rounding does: whether it sees the future cannot be told"
+    )
+    return trial.result("randomness", None, detail, output=output, noise=noise)
+
+
+def _first_change(
+    feeder: Feeder,
+    base: Results,
+    changed: Results,
+    tokens: int,
+    cut: int,
+    noise: Mapping[str, float],
+) -> tuple[str, int] | None:
+    """The first output and position before `cut` that differ; a cache in front is < 0."""
+    for tensor in feeder.watched():
+        old, new = rows_of(feeder, tensor, base), rows_of(feeder, tensor, changed)
+        past = len(old) - tokens
+        for row in range(past + cut):
+            same = old[row].tobytes() == new[row].tobytes()
+            if not same and not distance(old[row], new[row]) <= noise[tensor.name]:
+                return tensor.name, row - past
+    return None

@@ -1,0 +1,34 @@
+"""The influence proof, as a check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from causal_attn.package.certificate import Check, Verdict
+
+if TYPE_CHECKING:
+    from causal_attn.verify.subject import Subject
+
+__all__ = ["LOW_BOUND", "PROOF", "check_proof"]
+
+PROOF = "influence proof"
+
+LOW_BOUND = 1e30
+"""A conditional proof whose bound on the scores is below this decides nothing by itself.
+
+The lowest float32 or bfloat16 as a mask gives 1.7e38, which no score of a sane model reaches; -1e4
+gives 5e3, and only whoever knows the scores can say.
+"""
+
+
+def check_proof(subject: Subject) -> Check:
+    """What `Subject.proof` found."""
+    proof = subject.proof
+    passed: bool | None = {
+        Verdict.CAUSAL: True,
+        Verdict.CONDITIONAL: (proof.score_bound or 0) >= LOW_BOUND or None,
+        Verdict.UNDECIDED: None,
+        Verdict.NOT_CAUSAL: False,
+    }[proof.verdict]
+    figures = {"lengths": list(proof.lengths), "notes": list(proof.notes)}
+    return Check(name=PROOF, passed=passed, detail=str(proof), figures=figures)

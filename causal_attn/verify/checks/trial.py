@@ -1,0 +1,103 @@
+"""What a check runs: a graph on its provider, inputs for it, and what should come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from causal_attn.errors import UsageError
+from causal_attn.package.certificate import Check
+from causal_attn.runtime import Session
+from causal_attn.verify.feeds.feeder import LENGTHS, Feeder, switch_lengths
+from causal_attn.verify.oracle.yardstick import Yardstick
+
+if TYPE_CHECKING:
+    # Finding an interface takes onnx, which a trial of a contract alone does not have.
+    from causal_attn.verify.interface.discover import Interface
+
+__all__ = ["PROBE_LENGTHS", "Trial", "require_lengths"]
+
+PROBE_LENGTHS = (2, 3, 8, 13, 33, 130)
+"""Tokens the probes run at; 1 has no future."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One graph on one provider.
+
+    Attributes:
+        session: The graph.
+        feeder: Makes its inputs.
+        interface: Which of its inputs and outputs are what; its feeder is `feeder`. ``None``:
+            only the session's contract is known, and checks that ask for more are left out.
+        yardstick: What results are held against; ``None`` leaves those checks out.
+        lengths: Tokens of the parity check, each >= 1. Both sides of a switch between forms are
+            added: each branch of such a graph is a graph of its own.
+        seed: Of all values that are drawn.
+
+    Raises:
+        UsageError: `lengths` is empty or has one below 1.
+    """
+
+    session: Session
+    feeder: Feeder
+    interface: Interface | None = None
+    yardstick: Yardstick | None = None
+    lengths: Sequence[int] = LENGTHS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lengths = {*require_lengths(self.lengths), *switch_lengths(self.feeder.contract)}
+        object.__setattr__(self, "lengths", tuple(sorted(lengths)))
+
+    @property
+    def longest(self) -> int:
+        """The largest of `lengths`."""
+        return max(self.lengths)
+
+    @property
+    def probe_lengths(self) -> tuple[int, ...]:
+        """Those of `PROBE_LENGTHS` that are not longer than `longest`, and those of a switch."""
+        contract = self.feeder.contract
+        if contract.tokens in self.feeder.pinned:
+            return (self.feeder.pinned[contract.tokens],)
+        probes = [length for length in PROBE_LENGTHS if length <= self.longest] or [self.longest]
+        beyond = [length for length in switch_lengths(contract) if length > max(probes)]
+        return (*probes, *beyond)
+
+    def rng(self, stream: int) -> np.random.Generator:
+        """The random values of a check: a stream of its own, whatever ran before it."""
+        return np.random.default_rng(self.seed + stream)
+
+    def result(self, name: str, passed: bool | None, detail: str, **figures: Any) -> Check:
+        """A check of this session with its figures."""
+        return Check(
+            name=name,
+            passed=passed,
+            detail=detail,
+            figures=figures,
+            provider=str(self.session.provider),
+        )
+
+    def did_not_run(self, name: str, detail: str) -> Check:
+        """A failed check of a graph that does not run where it should; no later check is run."""
+        return Check(
+            name=name, passed=False, detail=detail, provider=str(self.session.provider), ran=False
+        )
+
+
+def require_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+    """`lengths`, if there is one and each is an integer >= 1.
+
+    Raises:
+        UsageError: They are not.
+    """
+    right = all(isinstance(length, int | np.integer) and length >= 1 for length in lengths)
+    if not lengths or not right:
+        raise UsageError(
+            f"`lengths` must be numbers of tokens >= 1, at least one, got {list(lengths)}."
+        )
+    return tuple(int(length) for length in lengths)

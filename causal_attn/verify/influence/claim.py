@@ -1,0 +1,49 @@
+"""What is to be proved of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from causal_attn.verify.influence.feed import Axes, Known
+
+__all__ = ["LENGTHS", "Claim"]
+
+LENGTHS = (1, 2, 3, 5, 8, 33)
+"""Lengths examined unless told otherwise: one token, both parities, past small block sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A graph is causal: row ``i`` of the new tokens is reached by positions up to ``past + i``.
+
+    Positions are the rows of the past, ``0 … past - 1``, then the new tokens. Axes may be counted
+    from the end.
+
+    Attributes:
+        tokens: Inputs that hold new tokens, ``name -> axis``.
+        past: Inputs that hold the past, such as a cache, ``name -> axis``.
+        total: Inputs that hold the past and the new tokens, such as an attention mask.
+        outputs: Outputs to examine, ``name -> query axis``. ``None``: every output with an axis
+            named as a token axis of an input is.
+        known: Inputs whose values are fixed, so that no position is in them: an array that
+            broadcasts to the input, or a function of shape, token axis and past (`ones`,
+            `positions`). An attention mask of ones and a past length belong here.
+        lengths: Numbers of new tokens to examine. A fixed token axis leaves only its own.
+        pasts: Sizes of the past to examine with each length.
+        dims: Sizes of other named dims; 1 unless given.
+    """
+
+    tokens: Mapping[str, int]
+    past: Mapping[str, int] = field(default_factory=dict)
+    total: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] | None = None
+    known: Mapping[str, Known] = field(default_factory=dict)
+    lengths: Sequence[int] = LENGTHS
+    pasts: Sequence[int] = (0,)
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> Axes:
+        """The token axes of the inputs."""
+        return Axes(dict(self.tokens), dict(self.past), dict(self.total))

@@ -1,0 +1,41 @@
+"""What the results of a graph are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_attn.verify.feeds.feeder import Feeds
+
+__all__ = ["Run", "Yardstick", "widened"]
+
+Run = Callable[[Feeds], Mapping[str, NDArray[Any]]]
+"""Feeds by input name to results by output name.
+
+A run raises an error of ours where what it runs cannot be run.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """The right results, and what an ordinary run makes of them.
+
+    Attributes:
+        oracle: Right results; gets the feeds with floats widened to float64.
+        baseline: Results of plain arithmetic at the dtype of the feeds.
+    """
+
+    oracle: Run
+    baseline: Run
+
+
+def widened(feeds: Feeds) -> Feeds:
+    """`feeds` with every float as float64, which an oracle takes."""
+    return {
+        name: array.astype(np.float64) if array.dtype.kind in "fV" else array
+        for name, array in feeds.items()
+    }

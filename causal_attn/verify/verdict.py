@@ -1,0 +1,70 @@
+"""What the checks of a model add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from causal_attn.package.certificate import Certificate, Check, Verdict
+from causal_attn.verify.checks.future import FUTURE
+
+if TYPE_CHECKING:
+    from causal_attn.verify.subject import Subject
+
+__all__ = ["certify"]
+
+_CHECKERS = (
+    "causal-attn", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnx", "torch",
+)  # fmt: skip
+
+
+def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
+    """The certificate that `checks` of `subject` amount to.
+
+    A probe that sees the future outweighs any proof. A proof that finds a path for which no probe
+    finds a number does too: the path is there. Where the two disagree, a check says so.
+    """
+    proof = subject.proof
+    future = [check.passed for check in checks if check.name == FUTURE]
+    checks = [*checks, *_agreement(future, proof.verdict)]
+    if False in future or proof.verdict is Verdict.NOT_CAUSAL:
+        verdict = Verdict.NOT_CAUSAL
+    elif not future or None in future:
+        verdict = Verdict.UNDECIDED
+    else:
+        verdict = proof.verdict
+    return Certificate(
+        digest=subject.digest,
+        verdict=verdict,
+        checks=tuple(checks),
+        score_bound=proof.score_bound if verdict is Verdict.CONDITIONAL else None,
+        versions=_versions(),
+    )
+
+
+def _agreement(future: Sequence[bool | None], proved: Verdict) -> list[Check]:
+    """A failed check where proof and probe contradict each other.
+
+    A conditional proof and a probe that leaks agree: the probe went beyond the bound.
+    """
+    if False in future and proved is Verdict.CAUSAL:
+        detail = "the proof says causal, a probe sees the future: one of the two is wrong"
+    elif proved is Verdict.NOT_CAUSAL and True in future and False not in future:
+        detail = (
+            "the proof finds a path from the future, no probe finds a number that takes it: it "
+            "may be multiplied by zero, or reach nothing that is rounded"
+        )
+    else:
+        return []
+    return [Check(name="proof and probes agree", passed=False, detail=detail)]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _CHECKERS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
