@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import release
 from causal_attn.package.contract import Contract
+from causal_attn.runtime.handover import hand_over
 from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.ort import (
     InferenceSession,
@@ -26,6 +27,7 @@ from causal_attn.runtime.session import Session
 
 if TYPE_CHECKING:
     from causal_attn.package import Variant
+    from causal_attn.package.hold import HeldModel
 
 __all__ = ["Accept", "load", "open_variant"]
 
@@ -55,11 +57,15 @@ def load(
     session_options: Mapping[str, str] | SessionOptions | None = None,
     provider_options: Mapping[str, str] | None = None,
     intra_op_threads: int | None = None,
+    weights: Literal["copy", "map"] | None = None,
 ) -> Session:
     """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
 
     Every node runs on that provider, or the call fails: nothing falls back to the CPU. See
     `causal_attn.runtime.placement` for the one exception that ``cuda`` and ``tensorrt`` have.
+
+    The bytes that the certificate is compared with are those that run, whatever happens to the
+    files meanwhile. A certificate protects against mix-ups and damage, not against a forger.
 
     Args:
         path: The package's folder, or the file.
@@ -68,7 +74,7 @@ def load(
         component: Which model of the package; needed if it has several.
         variant: Which variant; needed if several are for `provider`.
         accept: ``"certified"`` refuses a model without a certificate, with a failed one, or that
-            was changed after it was checked; this reads the whole model once more.
+            was changed after it was checked; this hashes the whole model.
             ``"unverified"`` takes it as it is.
         session_options: Config entries by ONNX Runtime's keys, see `SWITCHES` in
             `causal_attn.package.session_options`. ``session.intra_op.allow_spinning`` is the one a
@@ -79,6 +85,13 @@ def load(
         provider_options: ONNX Runtime's options of the provider.
         intra_op_threads: Threads of one call, >= 1. ``None``: ONNX Runtime's choice, one a
             physical core.
+        weights: What becomes of external data (``model.onnx.data``). ``"copy"`` reads it into
+            memory, up to three times its size while loading and once after: the files may then
+            change. ``"map"`` leaves it in the files, which several processes share, and reads
+            when it is needed: writing into a file changes the answers of running sessions, and
+            cutting it ends the process with SIGBUS. Replace such packages by a rename, as
+            everything here does. ``None``: copy up to 1 GiB, map what is larger. The ONNX file
+            itself is always copied.
 
     Returns:
         An open session; close it, or use it in a ``with`` statement.
@@ -87,22 +100,18 @@ def load(
         UsageError: An argument is wrong.
         ProviderError: The provider is unknown, not installed, does not start, or does not run
             every node; the message says what is there and how to get it.
-        PackageError: The package cannot be read or is not what it says.
+        PackageError: The package cannot be read, is not what it says, or its files changed while
+            they were loaded.
         CertificateError: The certificate is missing, failed or of another model.
         InputError: The model has tensors of a dtype that numpy does not have.
         EngineError: ONNX Runtime failed.
     """
-    wanted = require_provider(provider)
-    chosen = _variant(path, wanted, component, variant)
-    if _accept(accept) is Accept.CERTIFIED:
-        _check_certificate(chosen)
-    return open_variant(
-        chosen,
-        wanted,
-        session_options=session_options,
-        provider_options=provider_options,
-        intra_op_threads=intra_op_threads,
-    )
+    wanted, accepted = require_provider(provider), _accept(accept)
+    chosen, held = _hold(path, wanted, component, variant, weights)
+    with held:
+        if accepted is Accept.CERTIFIED:
+            _check_certificate(chosen, held)
+        return _session(chosen, held, wanted, session_options, provider_options, intra_op_threads)
 
 
 def open_variant(
@@ -112,27 +121,42 @@ def open_variant(
     session_options: Mapping[str, str] | SessionOptions | None = None,
     provider_options: Mapping[str, str] | None = None,
     intra_op_threads: int | None = None,
+    weights: Literal["copy", "map"] | None = None,
 ) -> Session:
     """A session on a model whose contract is at hand, for those who check it: no certificate.
 
     Arguments, result and errors are those of `load`.
     """
     wanted = require_provider(provider)
+    with _hold_model(variant.model, weights) as held:
+        return _session(variant, held, wanted, session_options, provider_options, intra_op_threads)
+
+
+def _session(
+    variant: Variant,
+    held: HeldModel,
+    provider: Provider,
+    session_options: Mapping[str, str] | SessionOptions | None,
+    provider_options: Mapping[str, str] | None,
+    intra_op_threads: int | None,
+) -> Session:
     _refuse_foreign_dtypes(variant.contract)
     _refuse_old_engine(variant.contract)
     engine, placement = _placed_engine(
         variant,
-        wanted,
+        held,
+        provider,
         session_options,
-        check_provider_options(wanted, provider_options),
+        check_provider_options(provider, provider_options),
         intra_op_threads,
     )
+    held.require_unchanged()
     _compare(variant, engine)
     return Session(
         engine,
         contract=variant.contract,
         certificate=variant.certificate,
-        provider=wanted,
+        provider=provider,
         placement=placement,
     )
 
@@ -147,16 +171,23 @@ def _accept(accept: str | Accept) -> Accept:
 
 
 # Reading packages takes hashing, JSON and pathlib: half of what importing this module would cost,
-# for a service that may load its model later. So the two functions below import it when called.
+# for a service that may load its model later. So the functions below import it when called.
 
 
-def _variant(
-    path: str | os.PathLike[str], provider: Provider, component: str | None, name: str | None
-) -> Variant:
-    from causal_attn.package import open_model, read_package
+def _hold(
+    path: str | os.PathLike[str],
+    provider: Provider,
+    component: str | None,
+    name: str | None,
+    weights: str | None,
+) -> tuple[Variant, HeldModel]:
+    """The variant at `path`, and its model, read once."""
+    from causal_attn.package import read_package
+    from causal_attn.package.read import lone_variant
 
     if os.path.isdir(path):
-        return read_package(path).select(provider, component, name)
+        variant = read_package(path).select(provider, component, name)
+        return variant, _hold_model(variant.model, weights)
     if not os.path.exists(path):
         raise PackageError(
             f"`path` must be a package or an .onnx file, got {os.fspath(path)}: not there."
@@ -166,13 +197,30 @@ def _variant(
             f"`component` and `variant` must be None for a lone model, got {component!r} and "
             f"{name!r}. They choose inside a package."
         )
-    return open_model(path)
+    held = _hold_model(path, weights)
+    try:
+        return lone_variant(held), held
+    except BaseException:
+        held.close()
+        raise
 
 
-def _check_certificate(variant: Variant) -> None:
+def _hold_model(path: str | os.PathLike[str], weights: str | None) -> HeldModel:
+    from causal_attn.package.hold import hold_model
+
+    held = hold_model(path, weights)
+    try:
+        held.settle()
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+def _check_certificate(variant: Variant, held: HeldModel) -> None:
     from causal_attn.package import check_certificate
 
-    check_certificate(variant)
+    check_certificate(variant, held)
 
 
 def _refuse_foreign_dtypes(contract: Contract) -> None:
@@ -197,6 +245,7 @@ def _refuse_old_engine(contract: Contract) -> None:
 
 def _placed_engine(
     variant: Variant,
+    held: HeldModel,
     provider: Provider,
     session_options: Mapping[str, str] | SessionOptions | None,
     provider_options: Mapping[str, str],
@@ -214,10 +263,16 @@ def _placed_engine(
         strict=strict,
     )
     try:
-        engine = open_engine(variant.model, provider, options, provider_options)
+        engine = open_engine(
+            hand_over(held, options, shared=options is session_options),
+            provider,
+            options,
+            provider_options,
+            name=variant.model,
+        )
     except EngineError:
         if strict:
-            _name_the_nodes(variant, provider, provider_options)
+            _name_the_nodes(variant, held, provider, provider_options)
         raise
     if provider.ort_name not in engine.get_providers():
         raise ProviderError(
@@ -230,7 +285,7 @@ def _placed_engine(
 
 
 def _name_the_nodes(
-    variant: Variant, provider: Provider, provider_options: Mapping[str, str]
+    variant: Variant, held: HeldModel, provider: Provider, provider_options: Mapping[str, str]
 ) -> None:
     """Refuse a model that a strict session refused by the nodes at fault, if that is why.
 
@@ -240,7 +295,8 @@ def _name_the_nodes(
     options = build_options(
         from_package=variant.session_options, from_caller=None, intra_op_threads=None, strict=False
     )
-    engine = open_engine(variant.model, provider, options, provider_options)
+    model = hand_over(held, options, shared=False)
+    engine = open_engine(model, provider, options, provider_options, name=variant.model)
     require_placement(read_placement(engine), provider)
 
 

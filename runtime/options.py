@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from causal_attn.errors import UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.package.session_options import SWITCHES, refused_options
+from causal_attn.runtime.handover import FORMAT_OPTION
 from causal_attn.runtime.ort import SessionOptions
 from causal_attn.runtime.placement import RECORD_OPTION
 
@@ -51,7 +52,11 @@ def build_options(
     if options.log_severity_level == _UNSET:
         # Whatever it would log about a failure is in the exception, and stderr is the caller's.
         options.log_severity_level = _FATAL
-    entries |= {RECORD_OPTION: "1", STRICT_OPTION: "1" if strict else "0"}
+    entries |= {
+        FORMAT_OPTION: "ONNX",
+        RECORD_OPTION: "1",
+        STRICT_OPTION: "1" if strict else "0",
+    }
     for key, value in entries.items():
         _set(options, key, value)
     return options

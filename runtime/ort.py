@@ -51,8 +51,6 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     # It comes from a compiled module that type checkers do not see into.
     class SessionOptions:
         """``onnxruntime.SessionOptions``, as far as it is used here."""
@@ -62,6 +60,9 @@ if TYPE_CHECKING:
 
         def add_session_config_entry(self, key: str, value: str) -> None: ...
         def get_session_config_entry(self, key: str) -> str: ...
+        def add_external_initializers_from_files_in_memory(
+            self, names: Sequence[str], files: Sequence[bytearray], sizes: Sequence[int]
+        ) -> None: ...
 
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "InferenceSession",
     "OrtValue",
     "SessionOptions",
+    "add_files_in_memory",
     "available_names",
     "installed_version",
     "new_buffer",
@@ -154,23 +156,49 @@ def preload_libraries() -> str:
     return printed.getvalue().strip()
 
 
+def add_files_in_memory(options: SessionOptions, files: Mapping[str, bytearray]) -> None:
+    """Have initializers of the main graph read from `files`, by location, instead of from disk.
+
+    ONNX Runtime keeps pointers: `files` must live until the session is made, and `options` must
+    make no other.
+
+    Raises:
+        EngineError: It refuses them.
+    """
+    try:
+        options.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [len(file) for file in files.values()]
+        )
+    except _RAISED as error:
+        raise _translated(error, EngineError, "ONNX Runtime could not take weights") from error
+
+
 def open_engine(
-    model: Path,
+    model: bytes,
     provider: Provider,
     options: SessionOptions,
     provider_options: Mapping[str, str],
+    *,
+    name: object,
 ) -> InferenceSession:
     """A session of `model` on `provider` and, where ONNX Runtime adds it, the CPU.
 
+    Args:
+        model: An ONNX file.
+        provider: The only one that is asked for.
+        options: Of the session.
+        provider_options: Of the provider.
+        name: What messages call the model.
+
     Raises:
-        PackageError: The file is missing, or is not a model that ONNX Runtime can load.
+        PackageError: It is not a model that ONNX Runtime can load.
         UsageError: ONNX Runtime's Python layer refuses an option.
         EngineError: Anything else that it raised.
     """
     try:
         # Without enable_fallback=0 a provider that fails is replaced by the CPU, with a print.
-        return InferenceSession(
-            str(model),
+        engine = InferenceSession(
+            model,
             options,
             providers=[provider.ort_name],
             provider_options=[dict(provider_options)],
@@ -180,8 +208,12 @@ def open_engine(
         raise _translated(
             error,
             _BY_CLASS[_known_class(error)].loading,
-            f"ONNX Runtime {onnxruntime.__version__} could not load {model} on {provider}",
+            f"ONNX Runtime {onnxruntime.__version__} could not load {name} on {provider}",
         ) from error
+    # Kept by ONNX Runtime's Python layer for as long as the session, to make it anew on other
+    # providers, which is not done here: weights would lie in memory twice.
+    engine._model_bytes = None
+    return engine
 
 
 def run_engine(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from causal_attn.errors import PackageError
 from causal_attn.json_text import MAX_JSON_BYTES, shown
@@ -55,7 +55,7 @@ def confined_folder(root: Path, base: Path, location: object, what: str) -> Path
     return path
 
 
-def open_regular(path: Path, what: str) -> BinaryIO:
+def open_regular(path: Path, what: str) -> BufferedReader:
     """Open a regular file for reading, and never wait for one that is something else.
 
     Raises:

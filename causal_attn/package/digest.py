@@ -12,39 +12,33 @@ A zero byte can not begin a protobuf field, so no two models share the string. W
 data and without our entries it is the plain sha256 of the file.
 
 A reader MUST refuse a model that is not well-formed, an external location that is absolute, has
-``..`` or leads outside the model's folder, and data that ends before a tensor's
-``offset + length``. A writer MUST NOT change any byte of step 1 when it sets our entries, so the
-digest is the same before and after. A writer MAY put our entries anywhere at the top level. The
-bytes are what is hashed: a model that was parsed and serialised again MAY have another digest.
+``..`` or leads outside the model's folder, and data that ends before a tensor does: at its
+``offset + length``, or where no length is given at what its dims take. A writer MUST NOT change
+any byte of step 1 when it sets our entries, so the digest is the same before and after. A writer
+MAY put our entries anywhere at the top level. The bytes are what is hashed: a model that was
+parsed and serialised again MAY have another digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from causal_attn.errors import PackageError, UsageError
 from causal_attn.json_text import MAX_JSON_BYTES
-from causal_attn.package.confine import confined_file, open_regular
-from causal_attn.package.protobuf import (
-    MAX_MODEL_BYTES,
-    Buffer,
-    Field,
-    external_data,
-    metadata,
-    metadata_record,
-)
+from causal_attn.package.hold import HeldModel, hold_model, read_model_bytes
+from causal_attn.package.protobuf import MAX_MODEL_BYTES, Field, metadata, metadata_record
 
 __all__ = [
     "CERTIFICATE_KEY",
     "CONTRACT_KEY",
     "PREFIX",
     "external_files",
+    "held_digest",
+    "held_metadata",
     "model_digest",
     "read_metadata",
     "write_metadata",
@@ -54,26 +48,32 @@ PREFIX = "causal_attn."
 CONTRACT_KEY = PREFIX + "contract"
 CERTIFICATE_KEY = PREFIX + "certificate"
 
-_CHUNK_BYTES = 1 << 20
-
 
 def model_digest(path: str | os.PathLike[str]) -> str:
     """The digest of the model at `path` and its external data: 64 hex digits.
 
-    Reads in pieces: the memory it takes does not grow with the model.
+    External data is read in pieces: the memory it takes does not grow with it.
 
     Raises:
-        PackageError: `path` is not an ONNX model, or its external data is missing, too short or
-            outside the model's folder.
+        PackageError: `path` is not an ONNX model, or its external data is missing, too short, too
+            long or outside the model's folder.
     """
-    path = Path(path)
-    with _mapped(path) as data:
-        digest = hashlib.sha256()
-        for start, end in _without(len(data), [field for field, _, _ in _ours(data)]):
-            for position in range(start, end, _CHUNK_BYTES):
-                digest.update(data[position : min(position + _CHUNK_BYTES, end)])
-        for location, file in _external_files(path, data).items():
-            digest.update(b"\0" + hashlib.sha256(location.encode()).digest() + _sha256(file))
+    with hold_model(path) as held:
+        return held_digest(held)
+
+
+def held_digest(held: HeldModel) -> str:
+    """The digest of a model that is held: as `model_digest`.
+
+    Raises:
+        PackageError: It is not an ONNX model, or its external data changed since it was held.
+    """
+    digest = hashlib.sha256()
+    view = memoryview(held.data)
+    for start, end in _without(len(view), [field for field, _, _ in _ours(held.path, held.data)]):
+        digest.update(view[start:end])
+    for location, file in held.files.items():
+        digest.update(b"\0" + hashlib.sha256(location.encode()).digest() + file.sha256)
     return digest.hexdigest()
 
 
@@ -83,9 +83,8 @@ def external_files(path: str | os.PathLike[str]) -> dict[str, Path]:
     Raises:
         PackageError: As `model_digest`.
     """
-    path = Path(path)
-    with _mapped(path) as data:
-        return _external_files(path, data)
+    with hold_model(path) as held:
+        return {name: Path(os.path.realpath(file.path)) for name, file in held.files.items()}
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -94,13 +93,16 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         PackageError: `path` is not an ONNX model, or has one of our entries twice.
     """
-    entries: dict[str, str] = {}
-    with _mapped(Path(path)) as data:
-        for _, key, value in _ours(data):
-            if key in entries:
-                raise PackageError(f"The model must have {key!r} once in its metadata: {path}.")
-            entries[key] = value
-    return entries
+    return _entries(Path(path), read_model_bytes(Path(path)))
+
+
+def held_metadata(held: HeldModel) -> dict[str, str]:
+    """Our entries in the ``metadata_props`` of a model that is held: as `read_metadata`.
+
+    Raises:
+        PackageError: It is not an ONNX model, or has one of our entries twice.
+    """
+    return _entries(held.path, held.data)
 
 
 def write_metadata(path: str | os.PathLike[str], entries: Mapping[str, str]) -> None:
@@ -120,30 +122,28 @@ def write_metadata(path: str | os.PathLike[str], entries: Mapping[str, str]) -> 
     """
     records = b"".join(_record(key, value) for key, value in sorted(entries.items()))
     path = Path(os.path.realpath(path))
-    with _mapped(path) as data:
-        kept = list(_without(len(data), [field for field, _, _ in _ours(data)]))
-        if sum(end - start for start, end in kept) + len(records) > MAX_MODEL_BYTES:
-            raise PackageError(
-                f"The model must stay below 2 GiB with its certificate: {path}. Keep its weights "
-                "as external data."
-            )
-        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            with open(new, "xb") as file:
-                for start, end in kept:
-                    for position in range(start, end, _CHUNK_BYTES):
-                        file.write(data[position : min(position + _CHUNK_BYTES, end)])
-                file.write(records)
-                file.flush()
-                os.fsync(file.fileno())
-            new.chmod(path.stat().st_mode & 0o7777)
-        except OSError as error:
-            new.unlink(missing_ok=True)
-            raise PackageError(f"The model cannot be written: {error}.") from None
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-    # Windows replaces a file only once it is no longer mapped.
+    data = read_model_bytes(path)
+    kept = list(_without(len(data), [field for field, _, _ in _ours(path, data)]))
+    if sum(end - start for start, end in kept) + len(records) > MAX_MODEL_BYTES:
+        raise PackageError(
+            f"The model must stay below 2 GiB with its certificate: {path}. Keep its weights "
+            "as external data."
+        )
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(new, "xb") as file:
+            for start, end in kept:
+                file.write(memoryview(data)[start:end])
+            file.write(records)
+            file.flush()
+            os.fsync(file.fileno())
+        new.chmod(path.stat().st_mode & 0o7777)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise PackageError(f"The model cannot be written: {error}.") from None
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     try:
         os.replace(new, path)
     except BaseException as error:
@@ -167,30 +167,21 @@ def _record(key: str, value: str) -> bytes:
     return record
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[Buffer]:
-    with open_regular(path, "The model") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not 0 < size <= MAX_MODEL_BYTES:
-            raise PackageError(
-                f"The model must be an ONNX file of 1 byte to 2 GiB, got {size} bytes: {path}."
-            )
-        try:
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise PackageError(f"The model must be a readable file: {path}: {error}.") from None
-        with mapped:
-            try:
-                yield mapped
-            except PackageError as error:
-                # The readers below see bytes only; a person wants to know whose.
-                if str(path) in str(error):
-                    raise
-                raise type(error)(f"{path}: {error}") from None
+def _ours(path: Path, data: bytes) -> Iterator[tuple[Field, str, str]]:
+    try:
+        yield from (entry for entry in metadata(data) if entry[1].startswith(PREFIX))
+    except PackageError as error:
+        # The reader sees bytes only; a person wants to know whose.
+        raise type(error)(f"{path}: {error}") from None
 
 
-def _ours(data: Buffer) -> Iterator[tuple[Field, str, str]]:
-    return (entry for entry in metadata(data) if entry[1].startswith(PREFIX))
+def _entries(path: Path, data: bytes) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for _, key, value in _ours(path, data):
+        if key in entries:
+            raise PackageError(f"The model must have {key!r} once in its metadata: {path}.")
+        entries[key] = value
+    return entries
 
 
 def _without(size: int, cut: list[Field]) -> Iterator[tuple[int, int]]:
@@ -201,29 +192,3 @@ def _without(size: int, cut: list[Field]) -> Iterator[tuple[int, int]]:
         start = field.end
     if start < size:
         yield start, size
-
-
-def _external_files(path: Path, data: Buffer) -> dict[str, Path]:
-    folder = path.parent
-    files: dict[str, Path] = {}
-    sizes: dict[str, int] = {}
-    for location, offset, length in external_data(data):
-        if location not in files:
-            files[location] = confined_file(
-                folder, folder, location, "The location of external data"
-            )
-            sizes[location] = files[location].stat().st_size
-        if offset + (length or 0) > sizes[location]:
-            raise PackageError(
-                f"The external data {location!r} must have {offset + (length or 0)} bytes, got "
-                f"{sizes[location]}: it was cut short, or belongs to another model."
-            )
-    return dict(sorted(files.items(), key=lambda item: item[0].encode()))
-
-
-def _sha256(file: Path) -> bytes:
-    digest = hashlib.sha256()
-    with open_regular(file, "External data") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.digest()

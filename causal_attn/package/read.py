@@ -17,11 +17,25 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.confine import confined_file, read_text
 from causal_attn.package.contract import Contract
-from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest, read_metadata
+from causal_attn.package.digest import (
+    CERTIFICATE_KEY,
+    CONTRACT_KEY,
+    held_digest,
+    held_metadata,
+)
+from causal_attn.package.hold import HeldModel, hold_model
 from causal_attn.package.manifest import ManifestVariant, read_manifest
 from causal_attn.package.session_options import SWITCHES, refused_options
 
-__all__ = ["SLOT", "Package", "Variant", "check_certificate", "open_model", "read_package"]
+__all__ = [
+    "SLOT",
+    "Package",
+    "Variant",
+    "check_certificate",
+    "lone_variant",
+    "open_model",
+    "read_package",
+]
 
 SLOT = "causal_attn"
 """Our entry in ``executor_info``."""
@@ -152,8 +166,18 @@ def open_model(path: str | os.PathLike[str]) -> Variant:
     Raises:
         PackageError: It is not an ONNX model, carries no contract, or a wrong one.
     """
-    model = Path(path)
-    entries = read_metadata(model)
+    with hold_model(path) as held:
+        return lone_variant(held)
+
+
+def lone_variant(held: HeldModel) -> Variant:
+    """A lone ONNX file that is held: as `open_model`.
+
+    Raises:
+        PackageError: It carries no contract, or a wrong one.
+    """
+    model = held.path
+    entries = held_metadata(held)
     if CONTRACT_KEY not in entries:
         raise PackageError(
             f"The model must carry {CONTRACT_KEY!r} in its metadata, got none: {model}. It was "
@@ -173,10 +197,14 @@ def open_model(path: str | os.PathLike[str]) -> Variant:
     )
 
 
-def check_certificate(variant: Variant) -> None:
+def check_certificate(variant: Variant, held: HeldModel | None = None) -> None:
     """Refuse a variant whose certificate does not say that this very model passed.
 
-    Reads the whole model and its external data.
+    Reads all external data.
+
+    Args:
+        variant: With its certificate.
+        held: Its model, if it was read already.
 
     Raises:
         CertificateError: There is no certificate, it records a failure, it belongs to another
@@ -194,13 +222,21 @@ def check_certificate(variant: Variant) -> None:
             f"The certificate must record that every check passed, got the verdict "
             f"{str(certificate.verdict)!r} and, not passed, {shown(failed)}: {variant.model}."
         )
-    digest = model_digest(variant.model)
+    if held is None:
+        with hold_model(variant.model) as held:
+            _compare(variant, certificate, held)
+    else:
+        _compare(variant, certificate, held)
+
+
+def _compare(variant: Variant, certificate: Certificate, held: HeldModel) -> None:
+    digest = held_digest(held)
     if digest != certificate.digest:
         raise CertificateError(
             f"The certificate must be of this model, got one for {certificate.digest} where the "
             f"model is {digest}: {variant.model}. The model was changed after it was checked."
         )
-    entries = read_metadata(variant.model)
+    entries = held_metadata(held)
     if CONTRACT_KEY in entries and Contract.from_json(entries[CONTRACT_KEY]) != variant.contract:
         raise CertificateError(
             f"The contract must be the one inside the model, got another: {variant.model}."

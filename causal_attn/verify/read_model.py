@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from causal_attn.errors import PackageError
+from causal_attn.machine.memory import machine_bytes
 from causal_attn.package.digest import external_files
 
 __all__ = ["made_up_operators", "read_model"]
@@ -24,7 +24,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     size = path.stat().st_size if path.is_file() else 0
     files = external_files(path)
     needed = size + sum(file.stat().st_size for file in files.values())
-    if needed > (there := _memory_bytes()):
+    if needed > (there := machine_bytes()):
         raise PackageError(
             f"The model must fit into memory, got {needed / 2**30:.1f} GiB for "
             f"{there / 2**30:.1f} GiB: {path}. Verify it on a larger machine."
@@ -58,10 +58,3 @@ def made_up_operators(model: onnx.ModelProto) -> list[str]:
             and not onnx.defs.has(node.op_type, opset, "")
         }
     )
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 1 << 62

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from package_samples import load, save_model
 
 from causal_attn.errors import PackageError, UsageError
-from causal_attn.package import digest as digest_module
+from causal_attn.package import hold
 from causal_attn.package.digest import external_files, model_digest, read_metadata, write_metadata
 from causal_attn.package.protobuf import TENSOR_PATHS, external_data, fields, metadata_record
 
@@ -105,15 +105,17 @@ def test_external_files_are_taken_by_name_whatever_their_order(tmp_path: Path) -
     path.write_bytes(onnx.ModelProto(graph=graph).SerializeToString())
     frames = b""
     for name in ("a", "b", "ä"):
-        (tmp_path / name).write_text(name)
-        frames += b"\0" + 2 * hashlib.sha256(name.encode()).digest()
+        (tmp_path / name).write_text(2 * (name + "~"))
+        frames += b"\0" + hashlib.sha256(name.encode()).digest()
+        frames += hashlib.sha256((tmp_path / name).read_bytes()).digest()
     assert list(external_files(path)) == ["a", "b", "ä"]
     assert model_digest(path) == hashlib.sha256(path.read_bytes() + frames).hexdigest()
 
 
-def test_pieces_do_not_change_the_digest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_do_not_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_model(tmp_path / "m.onnx", data="w")
     before = model_digest(model)
-    monkeypatch.setattr(digest_module, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(hold, "_CHUNK_BYTES", 3)
     assert model_digest(model) == before
     write_metadata(model, {"causal_attn.contract": "x" * 50})
     assert read_metadata(model) == {"causal_attn.contract": "x" * 50}
@@ -230,7 +232,7 @@ def test_external_data_is_found_wherever_a_tensor_can_be() -> None:
         ({"location": "w", "offset": "٣"}, "decimal count"),
         ({"location": "w", "length": ""}, "decimal count"),
         ({"location": "w", "length": "9" * 20}, "decimal count"),
-        ({"location": "w", "offset": "5"}, "must have 5 bytes"),
+        ({"location": "w", "offset": "5"}, "must have 9 bytes"),
         ({"location": "w", "offset": "1", "length": "4"}, "must have 5 bytes"),
         ({"location": "w", "length": "9" * 19}, "must have 9+ bytes"),
     ],

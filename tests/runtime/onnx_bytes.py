@@ -57,13 +57,28 @@ def model(
     *,
     opset: int = 18,
     metadata: Mapping[str, str] | None = None,
+    external: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The serialized ``ModelProto``."""
+    """The serialized ``ModelProto``.
+
+    Args:
+        inputs: Of the graph.
+        outputs: Of the graph.
+        nodes: In an order in which they can run.
+        constants: Initializers.
+        opset: Of the default domain.
+        metadata: ``metadata_props``.
+        external: Constants whose bytes are a file, from its beginning: name -> location.
+    """
+    places = external or {}
     graph = b"".join(
         [
             *(_bytes(1, _node(node)) for node in nodes),
             _text(2, "graph"),
-            *(_bytes(5, _constant(name, value)) for name, value in (constants or {}).items()),
+            *(
+                _bytes(5, _constant(name, value, places.get(name)))
+                for name, value in (constants or {}).items()
+            ),
             *(_bytes(11, _value_info(tensor)) for tensor in inputs),
             *(_bytes(12, _value_info(tensor)) for tensor in outputs),
         ]
@@ -116,13 +131,18 @@ def _value_info(tensor: Tensor) -> bytes:
     return _text(1, tensor.name) + _bytes(2, _bytes(1, tensor_type))
 
 
-def _constant(name: str, value: NDArray[np.generic]) -> bytes:
+def _constant(name: str, value: NDArray[np.generic], location: str | None) -> bytes:
+    content = [_bytes(9, value.tobytes())]
+    if location is not None:
+        entries = {"location": location, "offset": "0", "length": str(value.nbytes)}
+        content = [_bytes(13, _text(1, key) + _text(2, text)) for key, text in entries.items()]
+        content.append(_integer(14, 1))
     return b"".join(
         [
             *(_integer(1, size) for size in value.shape),
             _integer(2, _ELEMENT_TYPES[value.dtype.name]),
             _text(8, name),
-            _bytes(9, value.tobytes()),
+            *content,
         ]
     )
 

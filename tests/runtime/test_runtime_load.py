@@ -101,8 +101,8 @@ def test_a_provider_that_does_not_start_is_refused(
     monkeypatch.setattr(
         loading,
         "open_engine",
-        lambda path, _, options, __: onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
+        lambda model, _, options, __, **___: onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
         ),
     )
     with pytest.raises(ProviderError, match=r"`provider` must start, got 'cuda'.*libcudnn"):
@@ -112,9 +112,9 @@ def test_a_provider_that_does_not_start_is_refused(
 class CudaSession:
     """What ONNX Runtime would give for CUDA with `on_cpu` left to the CPU."""
 
-    def __init__(self, model: Path, options: Any, on_cpu: str) -> None:
+    def __init__(self, model: bytes, options: Any, on_cpu: str) -> None:
         self._session = onnxruntime.InferenceSession(
-            str(model), options, providers=["CPUExecutionProvider"]
+            model, options, providers=["CPUExecutionProvider"]
         )
         self._on_cpu = on_cpu
 
@@ -143,7 +143,9 @@ def test_the_record_decides_on_cuda(attention: Path, monkeypatch: pytest.MonkeyP
     left = "keys"
     monkeypatch.setattr(loading, "require_provider", lambda _: Provider.CUDA)
     monkeypatch.setattr(
-        loading, "open_engine", lambda path, _, options, __: CudaSession(path, options, left)
+        loading,
+        "open_engine",
+        lambda model, _, options, __, **___: CudaSession(model, options, left),
     )
     with load(attention, "cuda") as session:
         assert PlacedNode("keys", "Range", "", "cpu") in session.placement

@@ -52,7 +52,7 @@ def test_an_exception_becomes_ours_while_running_and_loading(
         run_engine(broken, ["y"], {"x": np.zeros(1)})
     monkeypatch.setattr(engine_module, "InferenceSession", construct)
     with pytest.raises(EXCEPTIONS[name].loading, match=r"could not load m\.onnx on cpu") as load:
-        open_engine(Path("m.onnx"), Provider.CPU, SessionOptions(), {})
+        open_engine(b"", Provider.CPU, SessionOptions(), {}, name="m.onnx")
     for caught in (running, load):
         assert str(caught.value).endswith(f": what happened ({name})")
         assert caught.value.__cause__ is raised
@@ -99,7 +99,7 @@ def test_a_failing_provider_is_not_replaced(
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
     with pytest.raises(EngineError, match=r"no device"):
-        open_engine(attention, Provider.CPU, SessionOptions(), {})
+        open_engine(attention.read_bytes(), Provider.CPU, SessionOptions(), {}, name=attention)
     assert attempts == 1
     assert capfd.readouterr().out == ""
 

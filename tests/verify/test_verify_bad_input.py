@@ -244,7 +244,7 @@ def test_opset_too_new(tmp_path: Path, run: Verify) -> None:
 def test_too_large_for_memory(
     tmp_path: Path, run: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static, "_memory_bytes", lambda: 100)
+    monkeypatch.setattr(static, "machine_bytes", lambda: 100)
     result = run(sums(tmp_path / "m.onnx"))
     assert result.code == 2
     assert "must fit into memory" in result.err
