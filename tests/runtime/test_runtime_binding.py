@@ -168,9 +168,10 @@ def test_a_share_that_cannot_be_is_refused(
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_share_is_held_to_the_layout(lone_model: Callable[..., Path], in_place: bool) -> None:
     """No name of the reference op is in it: the state that is replaced may share, nothing else."""
-    row = ("float32", ("batch", 4))
-    inputs = {"state": row, "other": row, "x": ("float32", ("batch", "tokens"))}
-    outputs = {"next_state": row, "y": ("float32", ("batch", "tokens"))}
+    row: tuple[str, tuple[str | int, ...]] = ("float32", ("batch", 4))
+    tokens: tuple[str, tuple[str | int, ...]] = ("float32", ("batch", "tokens"))
+    inputs = {"state": row, "other": row, "x": tokens}
+    outputs = {"next_state": row, "y": tokens}
     serialized = model(
         [Tensor(name, dims, dtype) for name, (dtype, dims) in inputs.items()],
         [Tensor(name, dims, dtype) for name, (dtype, dims) in outputs.items()],
