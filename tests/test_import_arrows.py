@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify.checks": BASE
     | {"package", "runtime", "verify.feeds", "verify.interface", "verify.oracle"}
     | {"verify.subject"},
-    "verify.read_model": BASE | {"package"},
+    "verify.read_model": BASE | {"machine", "package"},
     "verify.subject": BASE
     | {"machine", "package", "runtime", "verify.feeds", "verify.influence", "verify.interface"}
     | {"verify.read_model"},

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from causal_attn.attention.operator import ATTEND, decomposition
+from causal_attn.attention.operator import ATTEND
 from causal_attn.export import export
 from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
 from causal_attn.export.capture.trace import capture
+from causal_attn.export.forms.decomposed import DECOMPOSED
 from causal_attn.export.target import user_target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.runtime import load
@@ -82,7 +83,7 @@ EXAMPLE: dict[str, Any] = {
 def test_a_view_is_a_reshape(name: str, window: bool) -> None:
     module = Attention(VIEWS[name], window=window).eval()
     program = capture(user_target(module, **EXAMPLE, dtype=None), ExportLog())
-    lowered = program.run_decompositions({ATTEND: decomposition, SDPA: lower_sdpa}).module()
+    lowered = program.run_decompositions({ATTEND: DECOMPOSED.decompose, SDPA: lower_sdpa}).module()
     for batch, tokens in ((1, 1), (3, 2), (2, 11)):
         x = torch.randn(batch, tokens, WIDTH)
         torch.testing.assert_close(lowered(x=x), module(x))
