@@ -28,6 +28,7 @@ from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
 from causal_attn.package.write import require_free
 from causal_attn.runtime import available_providers
+from causal_attn.verify.checks.trial import require_lengths
 from causal_attn.verify.feeds.feeder import LENGTHS
 
 __all__ = ["DTYPES", "export"]
@@ -96,6 +97,7 @@ def export(
     """
     path = Path(path)
     require_free(path)
+    require_lengths(lengths)
     variants = _parse_providers(providers)
     judges = _judges(variants, check_on)
     torch_dtype = _parse_dtype(dtype)

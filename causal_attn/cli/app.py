@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -34,6 +35,8 @@ _EXTRA = {
     "onnxruntime": "cpu",
 }
 """Module to the extra that brings it."""
+
+UNDECIDED = 3
 
 INTERRUPTED = 130
 """What a shell reports for a process that SIGINT ended: 128 + 2."""
@@ -98,5 +101,10 @@ for _command, _example in (
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; a user's mistake is one sentence on stderr."""
-    app(args=None if arguments is None else list(arguments))
+    try:
+        app(args=None if arguments is None else list(arguments))
+    # A fault of ours. Python would exit with 1, which says that a check failed; nothing did.
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+        fail("this is a fault of causal-attn itself: nothing was decided", UNDECIDED)
     sys.exit(0)

@@ -5,9 +5,9 @@ that scores lie far apart and an additive mask of -1e4 gives itself away. Rows b
 not change in a single bit. NaN and infinity are not used: 0 * NaN is NaN, which accuses graphs
 that are right.
 
-A provider whose kernels are not repeatable is held to its own run-to-run noise, output by output,
-which is measured and printed. Noise that no rounding makes could hide anything: then nothing is
-decided, and the check is called "randomness".
+A provider whose kernels are not repeatable is held to the rounding that its run-to-run noise
+shows, output by output; the noise is measured and printed. Noise that no rounding makes could hide
+anything: then nothing is decided, and the check is called "randomness".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
-from causal_attn.verify.checks.rounding import distance, most_rounding
+from causal_attn.verify.checks.rounding import distance, most_rounding, rounding_budget
 from causal_attn.verify.checks.rows import HUGE, SMALL, Results, in_words, rows_of
 from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.feeds.feeder import Feeder, Sizes
@@ -95,8 +95,11 @@ def _first_change(
     for tensor in feeder.watched():
         old, new = rows_of(feeder, tensor, base), rows_of(feeder, tensor, changed)
         past = len(old) - tokens
+        measured = noise[tensor.name]
+        # Two runs show some of the noise, not the most there can be.
+        allowed = rounding_budget(measured, {tensor.name: old}) if measured else 0.0
         for row in range(past + cut):
             same = old[row].tobytes() == new[row].tobytes()
-            if not same and not distance(old[row], new[row]) <= noise[tensor.name]:
+            if not same and not distance(old[row], new[row]) <= allowed:
                 return tensor.name, row - past
     return None

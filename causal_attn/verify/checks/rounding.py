@@ -22,9 +22,7 @@ def most_rounding(array: NDArray[Any]) -> float:
     """
     if array.dtype.kind != "f":
         return 0.0
-    wide = array.astype(np.float64)
-    largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0))
-    return math.sqrt(np.finfo(array.dtype).eps) * largest
+    return math.sqrt(np.finfo(array.dtype).eps) * _largest(array)
 
 
 def rounding_budget(noise: float, rows: Mapping[str, NDArray[Any]]) -> float:
@@ -32,10 +30,14 @@ def rounding_budget(noise: float, rows: Mapping[str, NDArray[Any]]) -> float:
     band = most = 0.0
     for array in rows.values():
         if array.dtype.kind == "f":
-            largest = float(np.abs(array.astype(np.float64)).max(initial=0))
-            band = max(band, BAND_ULP * float(np.finfo(array.dtype).eps) * largest)
+            band = max(band, BAND_ULP * float(np.finfo(array.dtype).eps) * _largest(array))
             most = max(most, most_rounding(array))
     return 2 * min(noise, most) + band
+
+
+def _largest(array: NDArray[Any]) -> float:
+    wide = array.astype(np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0))
 
 
 def largest_difference(
