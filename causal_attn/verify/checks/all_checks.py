@@ -23,6 +23,7 @@ from causal_attn.verify.checks.past import check_past_matters
 from causal_attn.verify.checks.placement import check_placement
 from causal_attn.verify.checks.proof import PROOF, check_proof
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.checks.unused_slots import check_unused_slots
 from causal_attn.verify.checks.weights import check_weights
 from causal_attn.verify.checks.window import check_window
 
@@ -45,6 +46,7 @@ OF_RUNS: dict[str, Callable[[Trial], Check | None]] = {
     "batch is independent": check_batch_is_independent,
     "window": check_window,
     "weights": check_weights,
+    "unused slots are not read": check_unused_slots,
     "decode is equivalent": check_decode,
     "padding is invisible": check_padding,
 }
