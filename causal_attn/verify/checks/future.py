@@ -25,6 +25,8 @@ __all__ = ["FUTURE", "check_future_is_invisible"]
 
 FUTURE = "future is invisible"
 
+_REPEATS = 3
+
 
 def check_future_is_invisible(trial: Trial) -> Check:
     """Replace the future; earlier rows of every output must stay bitwise equal."""
@@ -40,15 +42,19 @@ def check_future_is_invisible(trial: Trial) -> Check:
         tokens = sizes[feeder.contract.tokens]
         try:
             feeds = feeder.make(sizes, rng)
-            base, again = session.run(feeds), session.run(feeds)
-            for name, before in noise.items():
-                noise[name] = max(before, distance(base[name], again[name]))
-                if not noise[name] <= most_rounding(base[name]):
-                    return _randomness(trial, name, noise[name], sizes)
+            base = session.run(feeds)
+            if loud := _listen(noise, base, session.run(feeds)):
+                return _randomness(trial, loud, noise[loud], sizes)
             for cut in sorted({1, tokens // 2, tokens - 1} - {0}):
                 for amount in (SMALL, HUGE):
                     probes += 1
                     changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
+                    if _first_change(feeder, base, changed, tokens, cut, noise) is None:
+                        continue
+                    # What flickers now and then may have been quiet in the first two runs.
+                    for _ in range(_REPEATS):
+                        if loud := _listen(noise, base, session.run(feeds)):
+                            return _randomness(trial, loud, noise[loud], sizes)
                     found = _first_change(feeder, base, changed, tokens, cut, noise)
                     if found is not None:
                         output, row = found
@@ -73,6 +79,15 @@ def check_future_is_invisible(trial: Trial) -> Check:
         probes=probes,
         noise=worst,
     )
+
+
+def _listen(noise: dict[str, float], base: Results, again: Results) -> str | None:
+    """Raise `noise` to what two equal runs differ by; the output where no rounding does that."""
+    for name, before in noise.items():
+        noise[name] = max(before, distance(base[name], again[name]))
+        if not noise[name] <= most_rounding(base[name]):
+            return name
+    return None
 
 
 def _randomness(trial: Trial, output: str, noise: float, sizes: Sizes) -> Check:

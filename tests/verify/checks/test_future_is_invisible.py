@@ -41,7 +41,7 @@ def graph(path: Path, noise: str, *, reverse: int) -> Path:
     model = onnx.parser.parse_model(
         f"""
         <ir_version: 8, opset_import: ["" : 18]>
-        sums (float[batch, tokens, 4] x) => (float[batch, tokens, 4] y)
+        sums (float[batch, tokens, 16] x) => (float[batch, tokens, 16] y)
         <int64 one = {{1}}, int64 zero_int = {{0}}, float zero = {{0.0}}, float half = {{0.5}},
          float nan = {{nan}}, int64[2] inner = {{0, 2}}>
         {{
