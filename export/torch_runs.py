@@ -1,81 +1,68 @@
-"""The target itself in float64, as the oracle, and at its own dtype, as the yardstick."""
+"""The target itself as a yardstick: in float64, at its own dtype, and rounded at random."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from causal_attn.errors import InputError
+from causal_attn.export.arithmetic import InFloat64, RoundedAtRandom
 from causal_attn.export.target import Target, evaluating
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick
 
 __all__ = ["yardstick"]
 
-_NARROW = (torch.float16, torch.bfloat16, torch.float32)
-
-
-class _Widening(TorchDispatchMode):
-    """Ops that ask for a narrower float get float64.
-
-    Norms that go through float32 on purpose, and tensors made inside forward, would otherwise
-    leave float32 roundings in the oracle.
-    """
-
-    def __enter__(self) -> Self:
-        self._default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(self._default)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = {
-            name: torch.float64 if name == "dtype" and value in _NARROW else value
-            for name, value in (kwargs or {}).items()
-        }
-        return func(*args, **kwargs)
-
-
-class _Run:
-    def __init__(self, target: Target, *, wide: bool) -> None:
-        self._target = target
-        self._wide = wide
-        self._module = copy.deepcopy(target.module).double() if wide else target.module
-
-    def __call__(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        # Copies: a module may write to its inputs, and the feeds are compared later.
-        inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
-        with evaluating(self._module), torch.no_grad():
-            if self._wide:
-                with _Widening():  # type: ignore[no-untyped-call]
-                    result = self._module(**inputs)
-            else:
-                result = self._module(**inputs)
-        tensors: list[Tensor] = tree_leaves(result)
-        return {
-            name: tensor.numpy()
-            for name, tensor in zip(self._target.outputs, tensors, strict=True)
-        }
-
 
 def yardstick(target: Target) -> Yardstick:
-    """`target` run in float64 throughout, and as it is."""
-    return Yardstick(oracle=_Run(target, wide=True), baseline=_Run(target, wide=False))
+    """`target` run in float64 throughout, as it is, and in float64 rounded to its own dtype.
+
+    A run raises `InputError` where the target itself does.
+    """
+    wide = copy.deepcopy(target.module).double()
+    dtype = _float_dtype(target)
+
+    def oracle(feeds: Feeds) -> dict[str, NDArray[Any]]:
+        return _run(target, wide, feeds, InFloat64)
+
+    def rounded(feeds: Feeds, seed: int) -> dict[str, NDArray[Any]]:
+        return _run(target, wide, feeds, lambda: RoundedAtRandom(dtype, seed))
+
+    def baseline(feeds: Feeds) -> dict[str, NDArray[Any]]:
+        return _run(target, target.module, feeds, contextlib.nullcontext)
+
+    return Yardstick(oracle=oracle, baseline=baseline, rounded=rounded)
+
+
+def _float_dtype(target: Target) -> torch.dtype:
+    """Of the first floating tensor that goes in or is held."""
+    held = (*target.examples.values(), *target.module.parameters(), *target.module.buffers())
+    return next((tensor.dtype for tensor in held if tensor.is_floating_point()), torch.float32)
+
+
+def _run(
+    target: Target,
+    module: nn.Module,
+    feeds: Feeds,
+    arithmetic: Callable[[], contextlib.AbstractContextManager[object]],
+) -> dict[str, NDArray[Any]]:
+    # Copies: a module may write to its inputs, and the feeds are compared later.
+    inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+    with evaluating(module), torch.no_grad(), arithmetic():
+        try:
+            result = module(**inputs)
+        # The caller's code: whatever it raises is an answer about these sizes.
+        except Exception as error:
+            raise InputError(
+                f"`target` must run at every length that is checked, got "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    tensors: list[Tensor] = tree_leaves(result)
+    return {name: tensor.numpy() for name, tensor in zip(target.outputs, tensors, strict=True)}

@@ -14,11 +14,12 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from causal_attn.errors import InputError
 from causal_attn.export.compile.plan import Plan
 from causal_attn.export.torch_runs import yardstick
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import Contract
-from causal_attn.verify.checks.parity import Comparison, compare
+from causal_attn.verify.checks.comparison import Comparison, compare
 from causal_attn.verify.feeds.feeder import Feeder
 from causal_attn.verify.oracle.yardstick import widened
 
@@ -52,7 +53,7 @@ def check_graph(
         try:
             wanted = held_against.oracle(widened(feeds))
             ordinary = held_against.baseline(feeds)
-        except (RuntimeError, IndexError, ValueError):
+        except InputError:
             # Relations between sizes that the graph does not show: torch itself refuses them.
             refused += 1
             continue

@@ -25,7 +25,7 @@ from causal_attn.package.contract import Contract
 from causal_attn.runtime import load
 from causal_attn.timing.stopwatch import Stopwatch
 from causal_attn.verify import verify
-from causal_attn.verify.checks.parity import compare
+from causal_attn.verify.checks.comparison import compare
 from causal_attn.verify.feeds.feeder import Feeder, switch_lengths
 
 CPU = Provider.CPU

@@ -29,7 +29,7 @@ def check_batch_is_independent(trial: Trial) -> Check | None:
         tensor.name in axes for tensor in feeder.contract.inputs
     ):
         return None
-    rng = trial.rng(4)
+    rng = trial.rng(_NAME)
     (sizes,) = feeder.cases((min(9, trial.longest),))
     feeds = feeder.make({**sizes, "batch": 2}, rng)
     changed = {}

@@ -38,7 +38,7 @@ def check_decode(trial: Trial) -> Check | None:
     interface = trial.interface
     if interface is None or not interface.cache or TOKENS in interface.feeder.pinned:
         return None
-    runner = _Decoder(trial.session, interface, trial.rng(5))
+    runner = _Decoder(trial.session, interface, trial.rng(_NAME))
     if not runner.rows:
         return None
     ways = {"token by token": (1,) * _LENGTH, "in chunks": (4, 1, 3, 3)}

@@ -30,7 +30,7 @@ _REPEATS = 3
 
 def check_future_is_invisible(trial: Trial) -> Check:
     """Replace the future; earlier rows of every output must stay bitwise equal."""
-    feeder, session, rng = trial.feeder, trial.session, trial.rng(1)
+    feeder, session, rng = trial.feeder, trial.session, trial.rng(FUTURE)
     if not feeder.watched():
         tokens_dim = feeder.contract.tokens
         return trial.result(

@@ -26,7 +26,7 @@ def check_large_inputs(trial: Trial) -> Check | None:
 
     ``None`` without a yardstick.
     """
-    feeder, yardstick, rng = trial.feeder, trial.yardstick, trial.rng(6)
+    feeder, yardstick, rng = trial.feeder, trial.yardstick, trial.rng(_NAME)
     if yardstick is None:
         return None
     (sizes,) = feeder.cases((min(5, trial.longest),))

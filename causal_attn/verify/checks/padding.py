@@ -57,7 +57,7 @@ def check_padding(trial: Trial) -> Check | None:
     free = not {TOKENS, BATCH, PAST} & set(feeder.pinned)
     if interface is None or interface.mask is None or not free or not feeder.watched():
         return None
-    prober = _Prober(trial.session, interface, trial.rng(6))
+    prober = _Prober(trial.session, interface, trial.rng(_NAME))
     found: dict[str, str] = {}
     figures: dict[str, dict[str, float]] = {}
     try:

@@ -20,7 +20,7 @@ def check_past_matters(trial: Trial) -> Check | None:
     length = min(13, trial.longest)
     if length < 2:
         return None
-    feeder, session, rng = trial.feeder, trial.session, trial.rng(2)
+    feeder, session, rng = trial.feeder, trial.session, trial.rng(_NAME)
     spec = feeder.contract.spec
     at = min(3, length - 2)
     rows = (at,) if spec is not None and spec.window == 1 else (at, at + 1)

@@ -68,9 +68,9 @@ class Trial:
         beyond = [length for length in switch_lengths(contract) if length > max(probes)]
         return (*probes, *beyond)
 
-    def rng(self, stream: int) -> np.random.Generator:
+    def rng(self, check: str) -> np.random.Generator:
         """The random values of a check: a stream of its own, whatever ran before it."""
-        return np.random.default_rng(self.seed + stream)
+        return np.random.default_rng([self.seed, *check.encode()])
 
     def result(self, name: str, passed: bool | None, detail: str, **figures: Any) -> Check:
         """A check of this session with its figures."""

@@ -23,7 +23,7 @@ def check_window(trial: Trial) -> Check | None:
     length = min(spec.window + 9, trial.longest)
     if spec.window >= length:
         return None
-    rng = trial.rng(7)
+    rng = trial.rng(_NAME)
     (sizes,) = feeder.cases((length,))
     feeds = feeder.make({**sizes, "past_tokens": 0} if "past_tokens" in sizes else sizes, rng)
     base = session.run(feeds)

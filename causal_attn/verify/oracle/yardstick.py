@@ -27,10 +27,13 @@ class Yardstick:
     Attributes:
         oracle: Right results; gets the feeds with floats widened to float64.
         baseline: Results of plain arithmetic at the dtype of the feeds.
+        rounded: ``(feeds, seed)`` to results of the oracle's computation in which each step is
+            rounded at random to the dtype that the graph computes in. ``None``: cannot be had.
     """
 
     oracle: Run
     baseline: Run
+    rounded: Callable[[Feeds, int], Mapping[str, NDArray[Any]]] | None = None
 
 
 def widened(feeds: Feeds) -> Feeds:
