@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -30,13 +29,17 @@ _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float6
 """Binary digits of the significand."""
 
 
-_CONTRACTIONS = {
+_SUMS = {
     torch.ops.aten.mm.default: (0, 1),
     torch.ops.aten.bmm.default: (0, 1),
     torch.ops.aten.addmm.default: (1, 2),
     torch.ops.aten.baddbmm.default: (1, 2),
+    torch.ops.aten.sum.default: (0,),
+    torch.ops.aten.sum.dim_IntList: (0,),
+    torch.ops.aten.mean.default: (0,),
+    torch.ops.aten.mean.dim: (0,),
 }
-"""Ops that sum products, and where their two factors are among the arguments."""
+"""Ops that sum, and where what they sum, or its two factors, is among the arguments."""
 
 
 class InFloat64(TorchDispatchMode):
@@ -46,8 +49,13 @@ class InFloat64(TorchDispatchMode):
     leave float32 roundings in the oracle.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # A mode is entered again inside its own handler.
+        self._defaults: list[torch.dtype] = []
+
     def __enter__(self) -> Self:
-        self._default = torch.get_default_dtype()
+        self._defaults.append(torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -59,7 +67,7 @@ class InFloat64(TorchDispatchMode):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        torch.set_default_dtype(self._default)
+        torch.set_default_dtype(self._defaults.pop())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -83,21 +91,6 @@ class RoundedAtRandom(InFloat64):
         super().__init__()
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(seed)
-        # Fused attention would round its result alone and none of the scores.
-        self._plain = sdpa_kernel(SDPBackend.MATH)
-
-    def __enter__(self) -> Self:
-        self._plain.__enter__()
-        return super().__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._plain.__exit__(kind, error, trace)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -106,12 +99,15 @@ class RoundedAtRandom(InFloat64):
             # Inside a mode's own handler the mode is off.
             with self:
                 return by_reference(AttendCall.of(*args, **(kwargs or {}))).tensors()
-        if func in _CONTRACTIONS:
+        if func in _SUMS:
             args = tuple(
-                self._shaken(value) if place in _CONTRACTIONS[func] else value
+                self._shaken(value) if place in _SUMS[func] else value
                 for place, value in enumerate(args)
             )
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.cumsum.default:
+            # Every partial sum is rounded, and what comes after it is built on that.
+            result = result + (self._round(result) - result).cumsum(args[1])
         if func.is_view:
             return result
         if func._schema.is_mutable:
@@ -123,13 +119,15 @@ class RoundedAtRandom(InFloat64):
             return tensor
         return round_at_random(tensor, self._dtype, self._generator)
 
-    def _shaken(self, factor: Tensor) -> Tensor:
-        """`factor` moved by up to half a unit in the last place.
+    def _shaken(self, terms: Tensor) -> Tensor:
+        """`terms` moved by up to half a unit in the last place.
 
-        Products and partial sums inside a contraction are rounded too, and no op shows them.
+        Products and partial sums inside an op are rounded too, and no op shows them.
         """
-        draws = torch.rand(factor.shape, generator=self._generator, dtype=torch.float64)
-        return factor * (1 + (2 * draws - 1) * 2.0 ** -_DIGITS[self._dtype])
+        if terms.dtype is not torch.float64:
+            return terms
+        draws = torch.rand(terms.shape, generator=self._generator, dtype=torch.float64)
+        return terms * (1 + (2 * draws - 1) * 2.0 ** -_DIGITS[self._dtype])
 
     def _round_in_place(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self._round(tensor))

@@ -7,6 +7,7 @@ it, as they would if the exporter had made it.
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from causal_attn.export.capture.trace import capture
 from causal_attn.export.choose.choice import Choice
@@ -32,6 +32,9 @@ from causal_attn.runtime import Session
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.subject import Subject, read_subject
+
+# Its classes are made at run time and mean little to type checkers.
+transformers: Any = importlib.import_module("transformers")
 
 SPREAD = 0.3
 """Of every matrix of weights: large enough for scores that lie far apart."""
@@ -86,14 +89,14 @@ class Logits(nn.Module):
 
 def tiny(family: str) -> Logits:
     """A random model of `family`; attention through torch's own op where the family can."""
-    config = AutoConfig.for_model(family, **FAMILIES[family])
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
     torch.manual_seed(0)
     try:
         config._attn_implementation = "sdpa"
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     except ValueError:
         config._attn_implementation = "eager"
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -137,6 +140,14 @@ def faulty(target: Target, fault: Fault) -> tuple[Target, Any]:
     with torch.no_grad():
         context = fault(module)
     return replace(target, module=module), context or nullcontext()
+
+
+def same_function(target: Target, other: Target) -> bool:
+    """Whether a fault changes nothing at all: what it touches is not read."""
+    ids = torch.arange(3, 16)[None]
+    with torch.no_grad():
+        right, wrong = (copy.deepcopy(one.module).double()(ids) for one in (target, other))
+    return torch.equal(right, wrong)
 
 
 def _modules(model: Logits, *attributes: str) -> Iterator[tuple[nn.Module, str]]:

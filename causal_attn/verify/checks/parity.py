@@ -40,8 +40,8 @@ _NAME = "parity"
 
 _SAMPLES = 2
 """Randomly rounded runs at each length that has any."""
-_SAMPLED_LENGTHS, _LONGEST_SAMPLE = 4, 65
-"""How many lengths have any, and up to where: such a run takes several times as long as others."""
+_SAMPLED_LENGTHS = 4
+"""How many lengths have any: such a run takes several times as long as a plain one."""
 
 _TYPICAL = 2.0
 _TYPICAL_BAND_ULP = 0.25
@@ -162,7 +162,6 @@ def _runs(
 
 
 def _sampled(lengths: Sequence[int]) -> set[int]:
-    """A few of `lengths`, from the shortest on, evenly."""
-    short = [length for length in lengths if length <= _LONGEST_SAMPLE] or [min(lengths)]
-    places = np.linspace(0, len(short) - 1, min(_SAMPLED_LENGTHS, len(short)))
-    return {short[round(place)] for place in places}
+    """A few of `lengths`, from the shortest to the longest."""
+    places = np.linspace(0, len(lengths) - 1, min(_SAMPLED_LENGTHS, len(lengths)))
+    return {lengths[round(place)] for place in places}
