@@ -272,4 +272,4 @@ def _yardstick(subject: Subject, lengths: Sequence[int]) -> Yardstick:
     feeds = feeder.make(sizes, np.random.default_rng(0))
     plain(feeds)
     wide(widened(feeds))
-    return Yardstick(oracle=wide, baseline=plain)
+    return Yardstick(oracle=wide, baseline=plain, rounded=wide.rounded)

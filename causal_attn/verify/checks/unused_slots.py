@@ -25,7 +25,7 @@ def check_unused_slots(trial: Trial) -> Check | None:
     contract = feeder.contract
     if not has_buffers(contract):
         return None
-    rng = trial.rng(8)
+    rng = trial.rng(_NAME)
     for sizes in feeder.cases(sorted({1, min(5, trial.longest)})):
         left = feeder.make(sizes, rng)
         clean = {name: array.copy() for name, array in left.items()}

@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from causal_attn.errors import PackageError
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.operators import EVALUATOR_OPS
+from causal_attn.verify.oracle.random_rounding import NodeRounding
 
 __all__ = ["GraphRun", "widen"]
 
@@ -44,6 +45,7 @@ class GraphRun:
 
     def __init__(self, path: Path, *, wide: bool) -> None:
         model = onnx.load(path)
+        formats = _float_types(model.graph)
         if wide:
             _widen_model(model)
         _name_outputs(model.graph)
@@ -52,6 +54,8 @@ class GraphRun:
         # The evaluator raises what its operators raise, under many types.
         except Exception as error:  # noqa: BLE001
             raise PackageError(_no_implementation(error)) from None
+        default = next(iter(formats.values()), onnx.TensorProto.FLOAT)
+        self._rounding = NodeRounding(self._evaluator, formats, default) if wide else None
         self._names = [value.name for value in model.graph.output]
         # The evaluator has arrays of the weights by now; the model need not hold them twice.
         model.graph.ClearField("initializer")
@@ -62,6 +66,28 @@ class GraphRun:
         except Exception as error:  # noqa: BLE001
             raise PackageError(_no_implementation(error)) from None
         return dict(zip(self._names, results, strict=True))
+
+    def rounded(self, feeds: Feeds, seed: int) -> dict[str, NDArray[Any]]:
+        """The same with every node's results rounded at random to what the graph has there."""
+        assert self._rounding is not None  # of a wide run only
+        self._rounding.rng = np.random.default_rng(seed)
+        try:
+            return self(feeds)
+        finally:
+            self._rounding.rng = None
+
+
+def _float_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """The element types of float tensors, as far as the graph declares them."""
+    return {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        if value.type.tensor_type.elem_type in _FLOATS
+    } | {
+        tensor.name: tensor.data_type
+        for tensor in graph.initializer
+        if tensor.data_type in _FLOATS
+    }
 
 
 def _no_implementation(error: Exception) -> str:
