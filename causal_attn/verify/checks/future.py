@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
 from causal_attn.verify.checks.rounding import distance, most_rounding, rounding_budget
@@ -30,45 +32,23 @@ _REPEATS = 3
 
 def check_future_is_invisible(trial: Trial) -> Check:
     """Replace the future; earlier rows of every output must stay bitwise equal."""
-    feeder, session, rng = trial.feeder, trial.session, trial.rng(FUTURE)
+    feeder, rng = trial.feeder, trial.rng(FUTURE)
     if not feeder.watched():
-        tokens_dim = feeder.contract.tokens
+        tokens = feeder.contract.tokens
         return trial.result(
-            FUTURE, None, f"no output has a dim `{tokens_dim}`: name the dims of the tokens"
+            FUTURE, None, f"no output has a dim `{tokens}`: name the dims of the tokens"
         )
     noise = {tensor.name: 0.0 for tensor in feeder.watched()}
     probes = 0
     for sizes in feeder.cases(trial.probe_lengths):
-        tokens = sizes[feeder.contract.tokens]
         try:
-            feeds = feeder.make(sizes, rng)
-            base = session.run(feeds)
-            if loud := _listen(noise, base, session.run(feeds)):
-                return _randomness(trial, loud, noise[loud], sizes)
-            for cut in sorted({1, tokens // 2, tokens - 1} - {0}):
-                for amount in (SMALL, HUGE):
-                    probes += 1
-                    changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
-                    if _first_change(feeder, base, changed, tokens, cut, noise) is None:
-                        continue
-                    # What flickers now and then may have been quiet in the first two runs.
-                    for _ in range(_REPEATS):
-                        if loud := _listen(noise, base, session.run(feeds)):
-                            return _randomness(trial, loud, noise[loud], sizes)
-                    found = _first_change(feeder, base, changed, tokens, cut, noise)
-                    if found is not None:
-                        output, row = found
-                        detail = (
-                            f"`{output}` at position {row} changes when inputs from position "
-                            f"{cut} on change ({tokens} tokens, amount {amount:g}): it sees the "
-                            "future"
-                        )
-                        return trial.result(
-                            FUTURE, False, detail, output=output, row=row, cut=cut, tokens=tokens
-                        )
+            fault = _probe(trial, sizes, noise, rng)
         except CausalAttnError as error:
             # It says nothing about the future.
             return trial.did_not_run("runs", f"does not run at {in_words(sizes)}: {error}")
+        if fault is not None:
+            return fault
+        probes += len(_probes(sizes[feeder.contract.tokens]))
     worst = max(noise.values())
     equal = "bitwise equal" if worst == 0 else f"equal within run-to-run noise {worst:.2g}"
     lengths = trial.probe_lengths
@@ -81,12 +61,49 @@ def check_future_is_invisible(trial: Trial) -> Check:
     )
 
 
-def _listen(noise: dict[str, float], base: Results, again: Results) -> str | None:
-    """Raise `noise` to what two equal runs differ by; the output where no rounding does that."""
+def _probes(tokens: int) -> list[tuple[int, float]]:
+    """Where the future begins, and by how much it is changed."""
+    cuts = sorted({1, tokens // 2, tokens - 1} - {0})
+    return [(cut, amount) for cut in cuts for amount in (SMALL, HUGE)]
+
+
+def _probe(
+    trial: Trial, sizes: Sizes, noise: dict[str, float], rng: np.random.Generator
+) -> Check | None:
+    """All probes at one length; what is wrong, if anything. `noise` is raised to what is heard."""
+    feeder, session = trial.feeder, trial.session
+    tokens = sizes[feeder.contract.tokens]
+    feeds = feeder.make(sizes, rng)
+    base = session.run(feeds)
+    if loud := _listen(noise, base, session.run(feeds)):
+        return _randomness(trial, *loud, sizes)
+    for cut, amount in _probes(tokens):
+        changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
+        if _first_change(feeder, base, changed, tokens, cut, noise) is None:
+            continue
+        # What flickers now and then may have been quiet in the first two runs.
+        for _ in range(_REPEATS):
+            if loud := _listen(noise, base, session.run(feeds)):
+                return _randomness(trial, *loud, sizes)
+        found = _first_change(feeder, base, changed, tokens, cut, noise)
+        if found is not None:
+            output, row = found
+            detail = (
+                f"`{output}` at position {row} changes when inputs from position {cut} on change "
+                f"({tokens} tokens, amount {amount:g}): it sees the future"
+            )
+            figures = {"output": output, "row": row, "cut": cut, "tokens": tokens}
+            return trial.result(FUTURE, False, detail, **figures)
+    return None
+
+
+def _listen(noise: dict[str, float], base: Results, again: Results) -> tuple[str, float] | None:
+    """Raise `noise` to what two equal runs differ by; output and amount that no rounding is."""
     for name, before in noise.items():
-        noise[name] = max(before, distance(base[name], again[name]))
-        if not noise[name] <= most_rounding(base[name]):
-            return name
+        heard = distance(base[name], again[name])
+        if not heard <= most_rounding(base[name]):
+            return name, heard
+        noise[name] = max(before, heard)
     return None
 
 
