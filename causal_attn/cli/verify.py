@@ -80,7 +80,7 @@ def _show(found: Report) -> None:
     from causal_attn.cli.tables import check_table, verdict_line
 
     for one in found.variants:
-        out.print(check_table(one.certificate.checks, f"{one.variant} on {one.provider}"))
+        out.print(check_table(one.certificate.checks, f"{one.label} on {one.provider}"))
         if one.leak is not None:
             out.print(f"leak: {escape(str(one.leak))}")
             for place in one.leak.path:

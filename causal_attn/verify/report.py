@@ -51,6 +51,11 @@ class VariantReport:
         """Component and variant, which are unique in a package; a variant's name is not."""
         return self.component, self.variant
 
+    @property
+    def label(self) -> str:
+        """``component/variant`` in a package, the file's stem otherwise."""
+        return f"{self.component}/{self.variant}" if self.component else self.variant
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; a visibility matrix is a list of rows of 0 and 1."""
         leak = self.leak
