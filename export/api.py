@@ -18,6 +18,7 @@ from causal_attn.export.capture.trace import capture
 from causal_attn.export.choose.auto import Measuring, choose
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.choose.measure import MEASURE_LENGTHS
+from causal_attn.export.decoder import is_language_model
 from causal_attn.export.forms.table import choose_form
 from causal_attn.export.target import Dims, Target, reference_target, user_target
 from causal_attn.export.torch_output import ExportLog
@@ -192,6 +193,10 @@ def _bind(
             )
         spec = target if isinstance(target, AttentionSpec) else AttentionSpec()
         return reference_target(spec, dtype=dtype or torch.float32, return_weights=return_weights)
+    if example_inputs is None and is_language_model(target):
+        from causal_attn.export.decoder.target import decoder_target
+
+        return decoder_target(target, dtype=dtype)
     return user_target(target, example_inputs, dims, dtype=dtype)
 
 

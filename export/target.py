@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
 
 __all__ = ["Dims", "Target", "evaluating", "reference_target", "user_target"]
+
+T = TypeVar("T")
 
 Dims = Mapping[str, Mapping[int, str] | Sequence[str | int | None]]
 """Input name to its dynamic axes: ``{0: "batch", 1: "tokens"}`` or one entry an axis."""
@@ -43,13 +45,16 @@ class Target:
 
     Attributes:
         module: Its ``forward`` takes the tensors of `examples` by name.
-        examples: By the names, and in the order, of ``forward``'s parameters.
-        dims: For every example: axis to the name of its dynamic dim.
+        examples: By the names of the graph's inputs, in the order of ``forward``'s parameters;
+            see `arguments`.
+        dims: For every example: axis to the name of its dynamic dim, or to a sum of names.
         outputs: A name for every tensor that ``forward`` returns.
         spec: The attention it is, if it is the reference op.
         bounds: Integer inputs: low and high (exclusive) of fresh values.
         guarded: Whether someone sees to it that lengths are what the traced code asks for, as
             torch.compile does: they may then be tied together, or fixed, and inputs ignored.
+        reference: What the results are held against, called as `module` is; ``None``: `module`
+            itself.
     """
 
     module: nn.Module
@@ -59,6 +64,11 @@ class Target:
     spec: AttentionSpec | None = None
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     guarded: bool = False
+    reference: nn.Module | None = None
+
+    def arguments(self, tensors: Mapping[str, T]) -> dict[str, T]:
+        """`tensors` by the parameters of ``forward``: dots in names of inputs are underscores."""
+        return {name.replace(".", "_"): tensor for name, tensor in tensors.items()}
 
 
 class _ReferenceOp(nn.Module):

@@ -27,7 +27,8 @@ def yardstick(target: Target) -> Yardstick:
 
     A run raises `InputError` where the target itself does.
     """
-    wide = copy.deepcopy(target.module).double()
+    module = target.module if target.reference is None else target.reference
+    wide = copy.deepcopy(module).double()
     dtype = _float_dtype(target)
 
     def oracle(feeds: Feeds) -> dict[str, NDArray[Any]]:
@@ -39,7 +40,7 @@ def yardstick(target: Target) -> Yardstick:
             return _run(target, wide, feeds, lambda: RoundedAtRandom(dtype, seed))
 
     def baseline(feeds: Feeds) -> dict[str, NDArray[Any]]:
-        return _run(target, target.module, feeds, contextlib.nullcontext)
+        return _run(target, module, feeds, contextlib.nullcontext)
 
     return Yardstick(oracle=oracle, baseline=baseline, rounded=rounded)
 
@@ -57,7 +58,9 @@ def _run(
     arithmetic: Callable[[], contextlib.AbstractContextManager[object]],
 ) -> dict[str, NDArray[Any]]:
     # Copies: a module may write to its inputs, and the feeds are compared later.
-    inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+    inputs = target.arguments(
+        {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+    )
     with evaluating(module), torch.no_grad(), arithmetic():
         try:
             result = module(**inputs)

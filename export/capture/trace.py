@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
@@ -37,7 +38,7 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
             program = torch.export.export(
                 target.module,
                 args=(),
-                kwargs=dict(target.examples),
+                kwargs=target.arguments(target.examples),
                 dynamic_shapes=dynamic,
             )
     # torch.export runs the caller's code: whatever that raises arrives here, under any type.
@@ -64,13 +65,15 @@ def input_values(program: ExportedProgram, target: Target) -> dict[str, Tensor]:
 
 def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
     made: dict[str, Any] = {}
-    return {
+    shapes: dict[str, Any] = {
         name: {
-            axis: Dim.AUTO if target.guarded else made.setdefault(dim, Dim(dim))
+            # A sum of dims is not one to torch; what it comes to is checked afterwards.
+            axis: Dim.AUTO if target.guarded or "+" in dim else made.setdefault(dim, Dim(dim))
             for axis, dim in axes.items()
         }
         for name, axes in target.dims.items()
     }
+    return target.arguments(shapes)
 
 
 def _explain(error: Exception, target: Target, log: ExportLog) -> str:
@@ -126,9 +129,22 @@ def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
     Raises:
         CaptureError: A dim of `target` has one size, or not every size.
     """
-    for name, value in input_values(program, target).items():
+    values = input_values(program, target)
+    sizes = {
+        dim: values[name].shape[axis]
+        for name, axes in target.dims.items()
+        for axis, dim in axes.items()
+    }
+    for name, value in values.items():
         for axis, dim in target.dims[name].items():
             size = value.shape[axis]
+            if "+" in dim:
+                terms = [sizes[term.strip()] for term in dim.split("+")]
+                if not statically_known_true(size == sum(terms)):
+                    raise CaptureError(
+                        f"`{name}` must have a dim of {dim} to the code too, got {size}."
+                    )
+                continue
             if not isinstance(size, torch.SymInt):
                 raise CaptureError(
                     f"`{dim}` of `{name}` must stay dynamic, but the code fixes it to {size}."

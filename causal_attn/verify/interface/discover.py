@@ -22,8 +22,9 @@ from causal_attn.package.contract import DTYPES, Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
 from causal_attn.verify.feeds.cache_slots import buffers, held
-from causal_attn.verify.feeds.feeder import Feeder
+from causal_attn.verify.feeds.feeder import Feeder, Fixed
 from causal_attn.verify.interface.cache_by_name import growing_cache
+from causal_attn.verify.interface.decoder_inputs import consecutive, decoder_roles, unpadded
 from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
 from causal_attn.verify.interface.naming import (
@@ -95,11 +96,14 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     # its time reads the future.
     slots = {entry.input: entry.axis for entry in buffers(contract) if entry.axis is not None}
     lengths = contract.cache.lengths if contract.cache is not None and slots else None
-    feeder = Feeder(
-        contract=contract,
-        bounds=integer_bounds(model.graph),
-        fixed={} if lengths is None else {lengths: held(contract)},
-    )
+    fixed: dict[str, Fixed] = {} if lengths is None else {lengths: held(contract)}
+    known: dict[str, influence.Known] = {} if lengths is None else {lengths: _held_by_all}
+    mask, positions = decoder_roles(contract)
+    if mask is not None:
+        fixed[mask], known[mask] = unpadded, influence.ones
+    if positions is not None:
+        fixed[positions], known[positions] = consecutive, influence.positions
+    feeder = Feeder(contract=contract, bounds=integer_bounds(model.graph), fixed=fixed)
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
     total: dict[str, int] = {}
@@ -124,7 +128,9 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
         total={name: axis for name, axis in total.items() if name not in tokens} | slots,
         outputs=_watched(feeder)
         | {entry.output: slots[entry.input] for entry in buffers(contract) if entry.output},
-        known={} if lengths is None else {lengths: _held_by_all},
+        known=known,
+        mask=mask,
+        positions=positions,
         notes=(*loose, *_undecoded(contract, past)),
     )
 
