@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from causal_attn.export.decoder.attention import NAME, register
+from causal_attn.export.decoder import attention, experts
 from causal_attn.export.decoder.cache import growing_cache, present
 
 __all__ = ["Decoder", "OwnDecoder", "cache_names", "decoder_module"]
@@ -37,11 +37,12 @@ class Decoder(nn.Module):
     token, and the present.
     """
 
-    attention, experts = NAME, "batched_mm"
+    attention, experts = attention.NAME, experts.NAME
 
     def __init__(self, model: PreTrainedModel, *, positions: bool, last_logits: bool) -> None:
         super().__init__()
-        register()
+        attention.register()
+        experts.register()
         self.model, self.positions, self.last_logits = model, positions, last_logits
 
     def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -93,7 +94,7 @@ def decoder_module(
 
 @contextlib.contextmanager
 def _implemented(model: PreTrainedModel, attention: str, experts: str) -> Iterator[None]:
-    """`model` with the attention and the experts called so, where its code asks a registry."""
+    """`model` with attention and experts called so, where its code asks a registry for them."""
     with contextlib.ExitStack() as undo:
         if model._can_set_attn_implementation():
             undo.callback(model.set_attn_implementation, model.config._attn_implementation)
