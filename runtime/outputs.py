@@ -49,18 +49,21 @@ def identifiers(names: Sequence[str]) -> tuple[str, ...]:
     A name with no letter first gets ``output_`` in front, a keyword gets ``_`` behind, and a
     second one that comes out the same gets ``_2``.
     """
-    fields: list[str] = []
+    fields: dict[str, None] = {}
+    # Where to go on counting for each name, so that many that come out the same take no longer.
+    counts: dict[str, int] = {}
     for name in names:
         base = re.sub(r"\W", "_", name)
         if not base[:1].isalpha():
             base = f"output_{base.lstrip('_')}"
         if keyword.iskeyword(base):
             base += "_"
-        field, count = base, 1
+        field, count = base, counts.get(base, 1)
         while field in fields:
             count += 1
             field = f"{base}_{count}"
-        fields.append(field)
+        counts[base] = count
+        fields[field] = None
     return tuple(fields)
 
 

@@ -258,3 +258,23 @@ def test_closed_session_runs_no_binding(attention: Path, qkv: Arrays) -> None:
     session.close()
     with pytest.raises(ClosedError):
         binding.run()
+
+
+@pytest.mark.parametrize("dim", ["tokens//0", "tokens//(batch - batch)", "tokens//none"])
+def test_an_output_without_a_size_cannot_be_bound(
+    lone_model: Callable[..., Path], dim: str
+) -> None:
+    x: tuple[str, tuple[str | int, ...]] = ("float32", ("batch", "tokens"))
+    serialized = model(
+        [Tensor("x", ["batch", "tokens"])],
+        [Tensor("y", ["batch", "tokens"])],
+        [Node("Neg", ["x"], ["y"], "n")],
+    )
+    path = lone_model(serialized, contract_of({"x": x}, {"y": ("float32", ("batch", dim))}))
+    feeds = {"x": np.ones((1, 2), np.float32)}
+    with load(path) as session:
+        assert session(**feeds).y.shape == (1, 2)
+        with pytest.raises(
+            InputError, match="must have dims that follow from those of the inputs"
+        ):
+            session.bind(feeds)

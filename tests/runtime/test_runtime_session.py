@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,35 @@ def test_result_pickles(attention: Path, qkv: Arrays) -> None:
     again = pickle.loads(pickle.dumps(result))
     assert type(again) is type(result)
     assert np.array_equal(again.weights, result.weights)
+
+
+def lines_run(names: list[str]) -> int:
+    """Lines of Python that `identifiers` runs for `names`."""
+    lines = 0
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count if frame.f_code is identifiers.__code__ else None
+
+    sys.settrace(count)
+    try:
+        assert len(set(identifiers(names))) == len(names)
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda n: ["." * k for k in range(1, n)],
+        lambda n: [f"a_{k}" for k in range(n)] + ["a."] * n,
+    ],
+    ids=["all alike", "the numbers are taken"],
+)
+def test_names_that_collide_take_no_longer_each(names: Callable[[int], list[str]]) -> None:
+    assert lines_run(names(1_500)) < 3 * lines_run(names(750))
 
 
 def test_names_become_distinct_identifiers() -> None:
