@@ -12,7 +12,8 @@
     ├── PackageError                 a package or model that cannot be read, or is not what it says
     │   └── CertificateError         the certificate is missing, failed, or of another model
     ├── EngineError                  ONNX Runtime failed while loading or running
-    │   └── ClosedError              the session was closed
+    │   ├── ClosedError              the session was closed
+    │   └── StoppedError             the call was ended by its deadline, or from another thread
     └── MissingDependencyError (ModuleNotFoundError)   an extra of this package is not installed
 
 The command line turns ``UsageError``, ``PackageError`` and ``MissingDependencyError`` into exit
@@ -34,6 +35,7 @@ __all__ = [
     "PackageError",
     "ProviderError",
     "SpecError",
+    "StoppedError",
     "UsageError",
 ]
 
@@ -90,6 +92,10 @@ class EngineError(CausalAttnError):
 
 class ClosedError(EngineError):
     """The session was closed before this call."""
+
+
+class StoppedError(EngineError):
+    """The call was ended by a deadline or from another thread; the session goes on."""
 
 
 class MissingDependencyError(CausalAttnError, ModuleNotFoundError):

@@ -14,10 +14,20 @@ a model that was not checked. A call refuses arrays that the contract does not a
 from __future__ import annotations
 
 from causal_attn.runtime.binding import Binding
+from causal_attn.runtime.cancellation import Cancellation
 from causal_attn.runtime.loading import Accept, load
 from causal_attn.runtime.outputs import Outputs
 from causal_attn.runtime.placement import PlacedNode
 from causal_attn.runtime.providers import available_providers
 from causal_attn.runtime.session import Session
 
-__all__ = ["Accept", "Binding", "Outputs", "PlacedNode", "Session", "available_providers", "load"]
+__all__ = [
+    "Accept",
+    "Binding",
+    "Cancellation",
+    "Outputs",
+    "PlacedNode",
+    "Session",
+    "available_providers",
+    "load",
+]

@@ -19,6 +19,7 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.limits import SizeLimits
 from causal_attn.runtime.ort import InferenceSession, OrtValue, new_buffer, run_bound
 
 __all__ = ["Binding"]
@@ -38,13 +39,14 @@ class Binding:
         provider: Provider,
         feeds: Mapping[str, NDArray[Any]],
         share: Mapping[str, str],
+        limits: SizeLimits | None = None,
     ) -> None:
         self._opened = opened
         self._inputs: dict[str, OrtValue] = {}
         self._outputs: dict[str, OrtValue] = {}
         self._dtypes = {tensor.name: np.dtype(tensor.dtype) for tensor in contract.inputs}
         self._binding = opened().io_binding()
-        self._check = FeedCheck(contract)
+        self._check = FeedCheck(contract, limits)
         arrays = self._check.check(feeds)
         self._shapes = {name: array.shape for name, array in arrays.items()}
         for name, array in arrays.items():
@@ -68,6 +70,7 @@ class Binding:
         Raises:
             InputError: ONNX Runtime refuses what is bound.
             ClosedError: The session was closed.
+            StoppedError: A `Cancellation` ended the run; what is bound for outputs means nothing.
             EngineError: ONNX Runtime failed.
         """
         run_bound(self._opened(), self._binding)

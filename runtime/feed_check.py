@@ -19,6 +19,7 @@ from causal_attn.errors import InputError
 from causal_attn.package.cache_layout import EntryKind
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
+from causal_attn.runtime.limits import SizeLimits
 
 __all__ = ["FeedCheck"]
 
@@ -88,18 +89,20 @@ class FeedCheck:
 
     Args:
         contract: Of the model; its dtypes must be numpy's.
+        limits: On the size of a call; ``None``: there are none.
 
     Safe to call from many threads: of a call it keeps nothing but shapes that were right, in one
     set whose methods are atomic.
     """
 
-    def __init__(self, contract: Contract) -> None:
+    def __init__(self, contract: Contract, limits: SizeLimits | None = None) -> None:
         growing = _growing_dims(contract)
         self._rules = [_InputRule(tensor, growing) for tensor in contract.inputs]
         self._names = tuple(tensor.name for tensor in contract.inputs)
         self._name_set = frozenset(self._names)
         self._known: set[tuple[tuple[int, ...], ...]] = set()
         self._room = _Room.of(contract)
+        self._limits = limits
 
     def bind(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """The feed of positional `arrays`, in the order of the contract, and `named` ones.
@@ -185,11 +188,14 @@ class FeedCheck:
                     self._refuse_shared(rule, dim, sizes[dim], size)
                 if size < least:
                     _refuse_size(rule, axis, "at least 1", shape)
-            if array.flags.num & _PLAIN_MEMORY != _PLAIN_MEMORY:
-                feeds[rule.name] = np.require(array, requirements=["C", "A"])
         for rule in self._rules:
             for axis, expression in rule.expressions:
                 _check_expression(rule, axis, expression, feeds[rule.name].shape, sizes)
+        if self._limits is not None:
+            self._limits.check({name: array.shape for name, array in feeds.items()}, sizes)
+        for name, array in feeds.items():
+            if array.flags.num & _PLAIN_MEMORY != _PLAIN_MEMORY:
+                feeds[name] = np.require(array, requirements=["C", "A"])
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(tuple([feeds[name].shape for name in self._names]))

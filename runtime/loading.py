@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import release
 from causal_attn.package.contract import Contract
 from causal_attn.runtime.handover import hand_over
+from causal_attn.runtime.limits import SizeLimits
 from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.ort import (
     InferenceSession,
@@ -58,6 +59,8 @@ def load(
     provider_options: Mapping[str, str] | None = None,
     intra_op_threads: int | None = None,
     weights: Literal["copy", "map"] | None = None,
+    max_tokens: int | None = None,
+    max_bytes: int | None = None,
 ) -> Session:
     """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
 
@@ -92,6 +95,12 @@ def load(
             cutting it ends the process with SIGBUS. Replace such packages by a rename, as
             everything here does. ``None``: copy up to 1 GiB, map what is larger. The ONNX file
             itself is always copied.
+        max_tokens: Most tokens of one call, along the contract's dim of tokens; ``None``: any
+            number.
+        max_bytes: Most bytes that the inputs and outputs of one call may take together, by the
+            dims of the contract; ``None``: any number. A request of 60,000 tokens that is small
+            itself may ask for gigabytes of weights. A larger call is refused before anything is
+            copied or allocated for it; what kernels need in between is not counted.
 
     Returns:
         An open session; close it, or use it in a ``with`` statement.
@@ -111,7 +120,9 @@ def load(
     with held:
         if accepted is Accept.CERTIFIED:
             _check_certificate(chosen, held)
-        return _session(chosen, held, wanted, session_options, provider_options, intra_op_threads)
+        limits = SizeLimits(chosen.contract, max_tokens=max_tokens, max_bytes=max_bytes)
+        asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
+        return _session(chosen, held, asked, limits)
 
 
 def open_variant(
@@ -129,35 +140,34 @@ def open_variant(
     """
     wanted = require_provider(provider)
     with _hold_model(variant.model, weights) as held:
-        return _session(variant, held, wanted, session_options, provider_options, intra_op_threads)
+        asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
+        return _session(variant, held, asked, None)
+
+
+class _Asked(NamedTuple):
+    """What the caller of `load` asks of ONNX Runtime."""
+
+    provider: Provider
+    session_options: Mapping[str, str] | SessionOptions | None
+    provider_options: Mapping[str, str] | None
+    intra_op_threads: int | None
 
 
 def _session(
-    variant: Variant,
-    held: HeldModel,
-    provider: Provider,
-    session_options: Mapping[str, str] | SessionOptions | None,
-    provider_options: Mapping[str, str] | None,
-    intra_op_threads: int | None,
+    variant: Variant, held: HeldModel, asked: _Asked, limits: SizeLimits | None
 ) -> Session:
     _refuse_foreign_dtypes(variant.contract)
     _refuse_old_engine(variant.contract)
-    engine, placement = _placed_engine(
-        variant,
-        held,
-        provider,
-        session_options,
-        check_provider_options(provider, provider_options),
-        intra_op_threads,
-    )
+    engine, placement = _placed_engine(variant, held, asked)
     held.require_unchanged()
     _compare(variant, engine)
     return Session(
         engine,
         contract=variant.contract,
         certificate=variant.certificate,
-        provider=provider,
+        provider=asked.provider,
         placement=placement,
+        limits=limits,
     )
 
 
@@ -244,13 +254,10 @@ def _refuse_old_engine(contract: Contract) -> None:
 
 
 def _placed_engine(
-    variant: Variant,
-    held: HeldModel,
-    provider: Provider,
-    session_options: Mapping[str, str] | SessionOptions | None,
-    provider_options: Mapping[str, str],
-    intra_op_threads: int | None,
+    variant: Variant, held: HeldModel, asked: _Asked
 ) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
+    provider = asked.provider
+    provider_options = check_provider_options(provider, asked.provider_options)
     gpu = provider in (Provider.CUDA, Provider.TENSORRT)
     not_loaded = _preload() if gpu else ""
     # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and on CUDA it puts
@@ -258,13 +265,13 @@ def _placed_engine(
     strict = not gpu and provider is not Provider.CPU
     options = build_options(
         from_package=variant.session_options,
-        from_caller=session_options,
-        intra_op_threads=intra_op_threads,
+        from_caller=asked.session_options,
+        intra_op_threads=asked.intra_op_threads,
         strict=strict,
     )
     try:
         engine = open_engine(
-            hand_over(held, options, shared=options is session_options),
+            hand_over(held, options, shared=options is asked.session_options),
             provider,
             options,
             provider_options,

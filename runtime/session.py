@@ -14,6 +14,7 @@ from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
 from causal_attn.runtime.binding import Binding
 from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.limits import SizeLimits
 from causal_attn.runtime.ort import InferenceSession, run_engine, run_shared, share
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
@@ -47,13 +48,15 @@ class Session:
         certificate: Certificate | None,
         provider: Provider,
         placement: tuple[PlacedNode, ...],
+        limits: SizeLimits | None = None,
     ) -> None:
         self.contract = contract
         self.certificate = certificate
         self.provider = provider
         self.placement = placement
         self._engine: InferenceSession | None = engine
-        self._feeds = FeedCheck(contract)
+        self._limits = limits
+        self._feeds = FeedCheck(contract, limits)
         self._output_names = [tensor.name for tensor in contract.outputs]
         self._outputs = outputs_type(identifiers(self._output_names))
 
@@ -71,8 +74,9 @@ class Session:
 
         Raises:
             InputError: An input is missing, unknown, given twice, not a numpy array, or does not
-                have the dtype and dims of the contract.
+                have the dtype and dims of the contract; or the call is larger than `load` allowed.
             ClosedError: The session was closed.
+            StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime failed.
         """
         engine = self._opened()
@@ -95,6 +99,7 @@ class Session:
         Raises:
             InputError: As in a call; or `outputs` is empty or has a name that is no output.
             ClosedError: The session was closed.
+            StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime failed.
         """
         engine = self._opened()
@@ -121,7 +126,9 @@ class Session:
                 pairs tensors that cannot be one.
             ClosedError: The session was closed.
         """
-        return Binding(self._opened, self.contract, self.provider, feeds, share or {})
+        return Binding(
+            self._opened, self.contract, self.provider, feeds, share or {}, self._limits
+        )
 
     def share(self, tensor: Any) -> Any:
         """An ``onnxruntime.OrtValue`` over the memory of `tensor`, for `run_shared`.
@@ -149,8 +156,9 @@ class Session:
             tensor over the same memory, which lives as long as either.
 
         Raises:
-            InputError: An input is missing or unknown.
+            InputError: An input is missing or unknown, or the call is larger than `load` allowed.
             ClosedError: The session was closed.
+            StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime refuses a value, or failed.
         """
         engine = self._opened()
@@ -158,6 +166,9 @@ class Session:
         if values.keys() != names:
             # ONNX Runtime would run without a missing input until a kernel reads it.
             raise InputError(f"`values` must be {sorted(names)}, got {sorted(values)}.")
+        if self._limits is not None:
+            shapes = {name: tuple(value.shape()) for name, value in values.items()}
+            self._limits.check(shapes, _sizes(self.contract, shapes))
         device = "cuda" if self.provider.device == "gpu" else "cpu"
         return run_shared(engine, self._output_names, values, device)
 
@@ -206,3 +217,13 @@ class Session:
                 f"`outputs` must be names out of {self._output_names}, got {list(outputs)}."
             )
         return list(dict.fromkeys(outputs))
+
+
+def _sizes(contract: Contract, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The largest size of each named dim: what ONNX Runtime would broadcast to."""
+    sizes: dict[str, int] = {}
+    for tensor in contract.inputs:
+        for dim, size in zip(tensor.dims, shapes[tensor.name], strict=False):
+            if isinstance(dim, str):
+                sizes[dim] = max(size, sizes.get(dim, 0))
+    return sizes

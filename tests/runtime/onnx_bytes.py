@@ -8,11 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Node", "Tensor", "model"]
+__all__ = ["Node", "Tensor", "graph", "model"]
 
 _ELEMENT_TYPES = {
     "float32": 1,
@@ -25,7 +26,10 @@ _ELEMENT_TYPES = {
     "float64": 11,
     "bfloat16": 16,
 }
-_FLOAT, _INT, _STRING, _INTS = 1, 2, 3, 7
+_FLOAT, _INT, _STRING, _GRAPH, _INTS = 1, 2, 3, 5, 7
+
+Attribute: TypeAlias = "float | int | str | bytes | Sequence[int]"
+"""Bytes are a graph, made by `graph`."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """One node; attributes are floats, integers, strings or lists of integers."""
+    """One node; attributes are floats, integers, strings, lists of integers or graphs."""
 
     op_type: str
     inputs: Sequence[str]
     outputs: Sequence[str]
     name: str = ""
     domain: str = ""
-    attributes: Mapping[str, float | int | str | Sequence[int]] = field(default_factory=dict)
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 def model(
@@ -70,8 +74,34 @@ def model(
         metadata: ``metadata_props``.
         external: Constants whose bytes are a file, from its beginning: name -> location.
     """
+    domains = dict.fromkeys(node.domain for node in nodes) | {"": None}
+    return b"".join(
+        [
+            _integer(1, 8),
+            _bytes(7, graph(inputs, outputs, nodes, constants, external=external)),
+            *(
+                _bytes(8, _text(1, domain) + _integer(2, 1 if domain else opset))
+                for domain in domains
+            ),
+            *(
+                _bytes(14, _text(1, key) + _text(2, value))
+                for key, value in (metadata or {}).items()
+            ),
+        ]
+    )
+
+
+def graph(
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    nodes: Sequence[Node],
+    constants: Mapping[str, NDArray[np.generic]] | None = None,
+    *,
+    external: Mapping[str, str] | None = None,
+) -> bytes:
+    """The serialized ``GraphProto``; arguments as those of `model`."""
     places = external or {}
-    graph = b"".join(
+    return b"".join(
         [
             *(_bytes(1, _node(node)) for node in nodes),
             _text(2, "graph"),
@@ -81,21 +111,6 @@ def model(
             ),
             *(_bytes(11, _value_info(tensor)) for tensor in inputs),
             *(_bytes(12, _value_info(tensor)) for tensor in outputs),
-        ]
-    )
-    domains = dict.fromkeys(node.domain for node in nodes) | {"": None}
-    return b"".join(
-        [
-            _integer(1, 8),
-            _bytes(7, graph),
-            *(
-                _bytes(8, _text(1, domain) + _integer(2, 1 if domain else opset))
-                for domain in domains
-            ),
-            *(
-                _bytes(14, _text(1, key) + _text(2, value))
-                for key, value in (metadata or {}).items()
-            ),
         ]
     )
 
@@ -160,8 +175,10 @@ def _node(node: Node) -> bytes:
     )
 
 
-def _attribute(name: str, value: float | int | str | Sequence[int]) -> bytes:
-    if isinstance(value, float):
+def _attribute(name: str, value: Attribute) -> bytes:
+    if isinstance(value, bytes):
+        typed = _bytes(6, value) + _integer(20, _GRAPH)
+    elif isinstance(value, float):
         typed = _varint(2 << 3 | 5) + struct.pack("<f", value) + _integer(20, _FLOAT)
     elif isinstance(value, int):
         typed = _integer(3, value) + _integer(20, _INT)
