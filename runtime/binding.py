@@ -9,16 +9,16 @@ kernel that knows this writes the new tokens in place and copies no past.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.errors import InputError
+from causal_attn.errors import InputError, UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
-from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.feed_check import FeedCheck, require_mapping
 from causal_attn.runtime.limits import SizeLimits
 from causal_attn.runtime.ort import InferenceSession, OrtValue, new_buffer, run_bound
 
@@ -85,18 +85,15 @@ class Binding:
             InputError: A name is no input, an array has another dtype or shape, or the new tokens
                 do not fit into the cache. Nothing was copied then.
         """
-        for name, array in feeds.items():
+        for name, array in require_mapping("feeds", feeds).items():
             if name not in self._inputs:
                 raise InputError(
                     f"`feeds` must name inputs of {list(self._inputs)}, got {name!r}."
                 )
             shape, dtype = self._shapes[name], self._dtypes[name]
-            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, dtype):
-                got = (
-                    f"{array.dtype}{list(array.shape)}"
-                    if isinstance(array, np.ndarray)
-                    else type(array).__name__
-                )
+            plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+            if not plain or (array.shape, array.dtype) != (shape, dtype):
+                got = f"{array.dtype}{list(array.shape)}" if plain else type(array).__name__
                 raise InputError(
                     f"`{name}` must be as it was bound, {dtype}{list(shape)}, got {got}. Bind "
                     "again for other shapes."
@@ -111,13 +108,19 @@ class Binding:
         Raises:
             InputError: There is none.
         """
-        value = self._outputs.get(name) or self._inputs.get(name)
+        known = isinstance(name, str)
+        value = (self._outputs.get(name) or self._inputs.get(name)) if known else None
         if value is None:
             raise InputError(
                 f"`name` must be one of {[*self._outputs, *self._inputs]}, got {name!r}."
             )
         # numpy() of a value on the CPU may be a view of memory that the next run overwrites.
         return np.array(value.numpy())
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "A Binding must stay in its process, got pickled or copied. Send what `read` returns."
+        )
 
 
 def _fill(value: OrtValue, array: NDArray[Any]) -> None:
@@ -160,8 +163,8 @@ def _check_share(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     dtypes = {tensor.name: np.dtype(tensor.dtype) for tensor in contract.outputs}
-    for output, source in share.items():
-        if output not in shapes or source not in arrays:
+    for output, source in require_mapping("share", share).items():
+        if output not in shapes or not isinstance(source, str) or source not in arrays:
             raise InputError(
                 f"`share` must map outputs of {list(shapes)} to inputs of {list(arrays)}, got "
                 f"{output!r}: {source!r}."

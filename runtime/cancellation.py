@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NoReturn, Protocol, Self
 
 from causal_attn.errors import StoppedError, UsageError
 
@@ -81,6 +81,9 @@ class Cancellation:
     ) -> None:
         # Blocks end in the reverse order, so that the last one of this thread is this one.
         CURRENT.set(CURRENT.get()[:-1])
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("A Cancellation must stay in its process, got pickled or copied.")
 
     def _stop(self, reason: str) -> None:
         with self._lock:

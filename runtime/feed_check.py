@@ -21,7 +21,7 @@ from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.runtime.limits import SizeLimits
 
-__all__ = ["FeedCheck"]
+__all__ = ["FeedCheck", "require_mapping"]
 
 # Bits of `ndarray.flags.num`: one read instead of two.
 _C_CONTIGUOUS = 0x0001
@@ -128,9 +128,9 @@ class FeedCheck:
         """A copy of `feeds`, of which the arrays are copied only where they must be.
 
         Raises:
-            InputError: As in `bind`.
+            InputError: As in `bind`, or `feeds` is no mapping of names.
         """
-        return self._checked(dict(feeds))
+        return self._checked(dict(require_mapping("feeds", feeds)))
 
     def check_room(
         self, feeds: Mapping[str, NDArray[Any]], shapes: Mapping[str, Sequence[int]]
@@ -234,6 +234,18 @@ class FeedCheck:
         return ", ".join(
             f"`{rule.name}` {rule.tensor.dtype}{_dims(rule.tensor.dims)}" for rule in self._rules
         )
+
+
+def require_mapping(argument: str, given: Any) -> Mapping[str, Any]:
+    """`given`, which must map names to something.
+
+    Raises:
+        InputError: It does not.
+    """
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        what = "a mapping with other keys" if isinstance(given, Mapping) else type(given).__name__
+        raise InputError(f"`{argument}` must be a dict with names as keys, got {what}.")
+    return given
 
 
 def _growing_dims(contract: Contract) -> frozenset[str]:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
+from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import release
 from causal_attn.package.contract import Contract
@@ -120,7 +121,9 @@ def load(
     with held:
         if accepted is Accept.CERTIFIED:
             _check_certificate(chosen, held)
-        limits = SizeLimits(chosen.contract, max_tokens=max_tokens, max_bytes=max_bytes)
+        limits = None
+        if max_tokens is not None or max_bytes is not None:
+            limits = SizeLimits(chosen.contract, max_tokens=max_tokens, max_bytes=max_bytes)
         asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
         return _session(chosen, held, asked, limits)
 
@@ -192,6 +195,12 @@ def _hold(
     weights: str | None,
 ) -> tuple[Variant, HeldModel]:
     """The variant at `path`, and its model, read once."""
+    # bytes and descriptors are paths to the system, and not to what reads packages.
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise UsageError(
+            f"`path` must be a str or a pathlib.Path, got {shown(path)}. Decode bytes with "
+            "os.fsdecode."
+        )
     from causal_attn.package import read_package
     from causal_attn.package.read import lone_variant
 

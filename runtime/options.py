@@ -18,6 +18,7 @@ __all__ = ["STRICT_OPTION", "build_options", "check_provider_options"]
 
 STRICT_OPTION = "session.disable_cpu_ep_fallback"
 
+_MOST_THREADS = 4096
 _FATAL = 4
 _UNSET = -1
 
@@ -133,6 +134,13 @@ def _taken(options: SessionOptions, intra_op_threads: int | None) -> SessionOpti
 
 
 def _positive(threads: int) -> int:
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise UsageError(f"`intra_op_threads` must be an integer >= 1 or None, got {threads!r}.")
+    if (
+        not isinstance(threads, int)
+        or isinstance(threads, bool)
+        or not 1 <= threads <= _MOST_THREADS
+    ):
+        raise UsageError(
+            "`intra_op_threads` must be an integer >= 1 or None, and at most "
+            f"{_MOST_THREADS}, got {threads!r}."
+        )
     return threads

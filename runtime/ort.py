@@ -120,6 +120,9 @@ _BY_CLASS: dict[type[Exception], _Mapped] = {
 
 _RAISED = tuple(_BY_CLASS)
 
+# What a tensor's own side of DLPack raises comes through as well.
+_NOT_SHARED: tuple[type[Exception], ...] = (*_BY_CLASS, TypeError, BufferError)
+
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # "/onnxruntime_src/onnxruntime/core/x.h:46 void f(int) axis was false. Why": a place in the source
 # of ONNX Runtime, of no use to a caller.
@@ -299,12 +302,21 @@ def share(tensor: Any) -> Any:
     `tensor` may be a DLPack capsule, which is a third of the time: it is used up.
 
     Raises:
-        InputError: ONNX Runtime does not take it: it is not C-contiguous, or of a foreign dtype.
+        InputError: ONNX Runtime does not take it: it has no such protocol, is not C-contiguous,
+            may not be written to, or is of a foreign dtype.
     """
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise InputError(
+            "`tensor` must be a plain array, got a MaskedArray, whose mask would be lost. Fill "
+            "it: array.filled(value)."
+        )
     try:
         return onnxruntime.OrtValue.from_dlpack(tensor)
-    except _RAISED as error:
-        raise _translated(error, InputError, "ONNX Runtime could not share a tensor") from error
+    except _NOT_SHARED as error:
+        raise InputError(
+            "`tensor` must have DLPack's protocol, a C-contiguous memory that may be written to "
+            f"and a dtype of ONNX, got {type(tensor).__name__}: {error}"
+        ) from error
 
 
 def run_shared(

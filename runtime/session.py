@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from numpy.typing import NDArray
 
-from causal_attn.errors import ClosedError, InputError
+from causal_attn.errors import ClosedError, InputError, UsageError
+from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
 from causal_attn.runtime.binding import Binding
-from causal_attn.runtime.feed_check import FeedCheck
+from causal_attn.runtime.feed_check import FeedCheck, require_mapping
 from causal_attn.runtime.limits import SizeLimits
-from causal_attn.runtime.ort import InferenceSession, run_engine, run_shared, share
+from causal_attn.runtime.ort import InferenceSession, OrtValue, run_engine, run_shared, share
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
 
@@ -127,7 +128,12 @@ class Session:
             ClosedError: The session was closed.
         """
         return Binding(
-            self._opened, self.contract, self.provider, feeds, share or {}, self._limits
+            self._opened,
+            self.contract,
+            self.provider,
+            feeds,
+            {} if share is None else share,
+            self._limits,
         )
 
     def share(self, tensor: Any) -> Any:
@@ -137,7 +143,8 @@ class Session:
             tensor: Anything with DLPack's protocol, or a DLPack capsule, which is used up.
 
         Raises:
-            InputError: It is not C-contiguous, or ONNX Runtime does not have its dtype.
+            InputError: It has no such protocol, is not C-contiguous, may not be written to, or
+                ONNX Runtime does not have its dtype.
         """
         return share(tensor)
 
@@ -163,9 +170,15 @@ class Session:
         """
         engine = self._opened()
         names = {tensor.name for tensor in self.contract.inputs}
-        if values.keys() != names:
+        if require_mapping("values", values).keys() != names:
             # ONNX Runtime would run without a missing input until a kernel reads it.
             raise InputError(f"`values` must be {sorted(names)}, got {sorted(values)}.")
+        for name, value in values.items():
+            if not isinstance(value, OrtValue):
+                raise InputError(
+                    f"`{name}` must be an onnxruntime.OrtValue, got {type(value).__name__}. Make "
+                    "it with `share`."
+                )
         if self._limits is not None:
             shapes = {name: tuple(value.shape()) for name, value in values.items()}
             self._limits.check(shapes, _sizes(self.contract, shapes))
@@ -194,6 +207,12 @@ class Session:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "A Session must stay in its process, got pickled or copied. Send the path, and load "
+            "it where it is called; threads may share one."
+        )
+
     def __repr__(self) -> str:
         inputs = ", ".join(tensor.name for tensor in self.contract.inputs)
         outputs = ", ".join(self._output_names)
@@ -209,12 +228,12 @@ class Session:
         return engine
 
     def _known_outputs(self, outputs: Sequence[str]) -> list[str]:
-        if isinstance(outputs, str):
-            raise InputError(f"`outputs` must be a list of names, got the string {outputs!r}.")
-        unknown = [name for name in outputs if name not in self._output_names]
-        if unknown or not outputs:
+        if not isinstance(outputs, list | tuple):
+            raise InputError(f"`outputs` must be a list of names, got {shown(outputs)}.")
+        known = set(self._output_names)
+        if not outputs or not all(isinstance(name, str) and name in known for name in outputs):
             raise InputError(
-                f"`outputs` must be names out of {self._output_names}, got {list(outputs)}."
+                f"`outputs` must be names out of {self._output_names}, got {shown(outputs)}."
             )
         return list(dict.fromkeys(outputs))
 

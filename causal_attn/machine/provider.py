@@ -49,7 +49,7 @@ class Provider(StrEnum):
             ProviderError: No provider is called so; the message lists those that are known.
         """
         for provider in cls:
-            if name in (provider.value, provider.ort_name):
+            if isinstance(name, str) and name in (provider.value, provider.ort_name):
                 return provider
         raise ProviderError(
             f"`provider` must be one of {[str(p) for p in cls]}, got {str(name)!r}."
