@@ -31,6 +31,7 @@ _EXTRA = {
     "onnxscript": "export",
     "onnx": "verify",
     "onnx_ir": "verify",
+    "jinja2": "verify",
     "matplotlib": "verify",
     "onnxruntime": "cpu",
 }

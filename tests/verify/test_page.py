@@ -19,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
+import jinja2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -29,8 +30,12 @@ from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.picture import BLUE, LEAK
 from causal_attn.verify import page as page_module
 from causal_attn.verify.page.headline import headline
-from causal_attn.verify.page.markup import MOST_KEPT, code, foldable, middle, tag, visible
-from causal_attn.verify.page.style import STYLE
+from causal_attn.verify.page.template import environment
+from causal_attn.verify.page.text import MOST_KEPT, middle, visible
+
+STYLE = Path(page_module.__file__).with_name("page.css").read_text()
+TEXT: Any = environment().get_template("text.html.j2").module
+"""The macros of the template that shows names and sentences of a model."""
 
 CAUSAL = np.tri(6, dtype=bool)
 LEAKY = CAUSAL | np.eye(6, k=1, dtype=bool)
@@ -160,7 +165,9 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        # Between elements that begin a line, the template's own line ends are not shown.
+        between = not data.strip() and "\n" in data
+        if self.open and self.open[-1] != "style" and not between:
             self.text += data
 
     def named(self, *names: str) -> list[tuple[str, dict[str, str | None]]]:
@@ -344,14 +351,20 @@ def test_hostile_names_are_shown_as_they_are() -> None:
     assert "…[10,120 characters]…" in outline.text
 
 
-def test_parts_are_escaped_unless_they_are_markup() -> None:
-    assert (
-        tag("p", "<b>", tag("b", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<b>&amp;</b></p>'
-    )
-    assert tag("meta", http_equiv="x", class_=None) == '<meta http-equiv="x">'
+def test_every_template_escapes_and_none_can_leave_a_name_out() -> None:
+    made = environment()
+    assert made.autoescape is True
+    for name in made.list_templates(extensions=["j2"]):
+        source = Path(page_module.__file__).with_name(name).read_text()
+        assert not re.search(r"\|\s*safe|autoescape", source), name
+    shown = made.from_string('<p title="{{ name }}">{{ name }}</p>').render(name="\"<b>'&")
+    assert shown == '<p title="&#34;&lt;b&gt;&#39;&amp;">&#34;&lt;b&gt;&#39;&amp;</p>'
+    assert TEXT.code('a/<b>"') == "<code>a/<wbr>&lt;b&gt;&#34;</code>"
+    with pytest.raises(jinja2.UndefinedError):
+        made.from_string("{{ mispelt }}").render()
 
 
-@pytest.mark.parametrize("make", [code, partial(foldable, most=80)])
+@pytest.mark.parametrize("make", [TEXT.code, partial(TEXT.foldable, most=80)])
 @pytest.mark.parametrize("size", [80, 81, 10_000, MOST_KEPT, 1_000_000])
 def test_long_names_lose_their_middle_and_keep_the_whole(make: Any, size: int) -> None:
     name = ("<" + "x" * size)[:size]

@@ -1,4 +1,4 @@
-"""The sections of the HTML page about one variant, one function each."""
+"""What the sections of the page show, as data: the template says how."""
 
 from __future__ import annotations
 
@@ -8,40 +8,100 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.machine.provider import Provider
-from causal_attn.package.certificate import Certificate, Check
+from causal_attn.package.certificate import Check
 from causal_attn.picture import draw_visibility
 from causal_attn.verify.influence import Leak
-from causal_attn.verify.page.headline import leak_sentence
-from causal_attn.verify.page.markup import Markup, code, foldable, prose, tag, visible
+from causal_attn.verify.page.headline import Headline, headline
+from causal_attn.verify.page.text import visible
+from causal_attn.verify.report import VariantReport
 
-__all__ = [
-    "checks",
-    "leaking_path",
-    "not_checked",
-    "parity",
-    "pictures",
-    "placement",
-    "table",
-    "versions",
-]
+__all__ = ["MOST_STEPS", "RESULTS", "Part", "part"]
 
 MOST_PICTURES = 12
 MOST_STEPS = 12
 """Of a leaking path, before its middle is folded."""
 
 RESULTS = {True: ("good", "passed"), False: ("bad", "failed"), None: ("unsure", "undecided")}
+"""A check's result to its tone and word."""
 
 
-def pictures(visibility: Mapping[str, NDArray[np.bool_]]) -> Markup:
-    """Which row of each output is reached by which position of the input, with how to read it."""
-    if not visibility:
-        return tag("p", "There is no visibility matrix to draw.", class_="soft")
+class Picture(NamedTuple):
+    """Visibility of the outputs in `names`, which share a matrix; `source` is a data URL."""
+
+    source: str
+    alt: str
+    width: int
+    height: int
+    names: list[str]
+
+
+class Pictures(NamedTuple):
+    """Those drawn, leaks first, and the names of the outputs that are left out."""
+
+    drawn: list[Picture]
+    left: list[str]
+
+
+class Step(NamedTuple):
+    """A node of a leaking path and the tensor it leads to; ``None``: `node` is all there is."""
+
+    node: str
+    tensor: str | None
+
+
+class ErrorTable(NamedTuple):
+    """The errors of one check of parity: an output, and its figures as they are printed."""
+
+    check: str
+    where: str
+    rows: list[tuple[str, list[str]]]
+
+
+class PlacementRow(NamedTuple):
+    """What ran on one provider."""
+
+    provider: str
+    elsewhere: bool
+    nodes: str
+    operators: str
+
+
+class Part(NamedTuple):
+    """One variant, as the template wants it."""
+
+    anchor: str
+    variant: VariantReport
+    headline: Headline
+    pictures: Pictures | None
+    steps: list[Step]
+    parity: list[ErrorTable]
+    placement: list[PlacementRow]
+
+
+def part(variant: VariantReport, anchor: str) -> Part:
+    """What the page shows about `variant`; `anchor` is its place in the page.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    return Part(
+        anchor=anchor,
+        variant=variant,
+        headline=headline(variant),
+        pictures=_pictures(variant.visibility) if variant.visibility else None,
+        steps=_steps(variant.leak) if variant.leak is not None else [],
+        parity=_parity(variant.certificate.checks),
+        placement=_placement(variant.placement, variant.provider),
+    )
+
+
+def _pictures(visibility: Mapping[str, NDArray[np.bool_]]) -> Pictures:
     # Caches of one decoder mostly share a matrix: one picture, many names.
     same: dict[tuple[tuple[int, ...], bytes], list[str]] = defaultdict(list)
     for name, matrix in visibility.items():
@@ -53,22 +113,7 @@ def pictures(visibility: Mapping[str, NDArray[np.bool_]]) -> Markup:
     left = [
         name for group in groups if not any(group is one for one in drawn) for name in group[1]
     ]
-    figures = [
-        tag("figure", _picture(matrix, names), tag("figcaption", _named(names)))
-        for matrix, names in drawn
-    ]
-    return tag(
-        "div",
-        tag(
-            "p",
-            "A row is a position of the output, a column a position of the input: blue where a "
-            "change of that input can reach that row, grey where it cannot. A causal graph is "
-            "grey to the right of the diagonal that ends in the lower right corner; red there is "
-            "the future being seen.",
-        ),
-        tag("div", *figures, class_="pictures one" if len(figures) == 1 else "pictures"),
-        tag("div", "Not drawn: ", _named(left), class_="soft") if left else "",
-    )
+    return Pictures([_picture(matrix, names) for matrix, names in drawn], left)
 
 
 def _leaks(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -77,11 +122,12 @@ def _leaks(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.triu(matrix, k=1 + max(inputs - queries, 0))
 
 
-def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Markup:
+def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Picture:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "visibility.png")
         draw_visibility(matrix, path, leaks=_leaks(matrix))
         content = path.read_bytes()
+    # The IHDR chunk of a PNG is the first: its width and height begin at byte 16.
     width, height = struct.unpack(">II", content[16:24])
     pairs = np.argwhere(_leaks(matrix))
     seen = "no row sees its future"
@@ -89,117 +135,50 @@ def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Markup:
         count = "1 leak" if len(pairs) == 1 else f"{len(pairs)} leaks"
         seen = f"{count}, the first from input position {pairs[0][1]} to row {pairs[0][0]}"
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return tag(
-        "img",
-        src=f"data:image/png;base64,{base64.b64encode(content).decode()}",
+    return Picture(
+        source=f"data:image/png;base64,{base64.b64encode(content).decode()}",
         alt=f"Visibility of {visible(names[0][:80])}{others}, {matrix.shape[0]} rows by "
         f"{matrix.shape[1]} input positions: {seen}.",
         width=width,
         height=height,
+        names=names,
     )
 
 
-def _named(names: list[str]) -> Markup:
-    few, rest = names[:4], names[4:]
-    first = tag("span", *(tag("span", ", " if n else "", code(few[n])) for n in range(len(few))))
-    if not rest:
-        return first
-    return tag(
-        "details",
-        tag("summary", first, f" and {len(rest)} more"),
-        tag("ul", *(tag("li", code(name)) for name in rest)),
-    )
+def _steps(leak: Leak) -> list[Step]:
+    return [_step(text) for text in leak.path]
 
 
-def leaking_path(leak: Leak) -> Markup:
-    """The nodes that the first leak passes, in order; the middle of a long path is folded."""
-    steps = [tag("li", _step(text)) for text in leak.path]
-    start = tag("p", leak_sentence(leak))
-    if not steps:
-        return tag("div", start, tag("p", "The nodes between are not recorded.", class_="soft"))
-    if len(steps) <= MOST_STEPS:
-        return tag("div", start, tag("div", tag("ol", *steps, class_="path"), class_="leak"))
-    first, between, last = steps[:4], steps[4:-4], steps[-4:]
-    folded = tag(
-        "details",
-        tag("summary", f"{len(between)} steps in between"),
-        tag("ol", *between, class_="path", start=5),
-        class_="between",
-    )
-    ends = tag("ol", *first, class_="path"), tag("ol", *last, class_="path", start=len(steps) - 3)
-    return tag("div", start, tag("div", ends[0], folded, ends[1], class_="leak"))
-
-
-def _step(text: str) -> Markup:
+def _step(text: str) -> Step:
     node, arrow, tensor = text.rpartition(" -> ")
-    if not arrow or len(text) > 200:
-        return foldable(text, most=160, element="code")
-    return tag(
-        "span", code(node, most=200), tag("span", "→ ", code(tensor, most=200), class_="to")
-    )
+    return Step(node, tensor) if arrow and len(text) <= 200 else Step(text, None)
 
 
-def checks(checks: Iterable[Check]) -> Markup:
-    """Every check and its result."""
-    rows = []
-    for check in checks:
-        tone, word = RESULTS[check.passed]
-        rows.append(
-            tag(
-                "tr",
-                tag(
-                    "th",
-                    prose(check.name, most=60),
-                    tag("span", f" on {visible(check.provider[:60])}", class_="soft")
-                    if check.provider
-                    else "",
-                    scope="row",
-                ),
-                tag("td", tag("span", word, class_=f"mark {tone}")),
-                tag("td", foldable(check.detail, most=400), class_="wide"),
-            )
+def _parity(checks: Iterable[Check]) -> list[ErrorTable]:
+    return [
+        ErrorTable(
+            check=check.name,
+            where=f" on {visible(check.provider[:60])}" if check.provider else "",
+            rows=[
+                (name, _error_figures(figures))
+                for name, figures in check.figures.items()
+                if isinstance(figures, Mapping) and "max_abs" in figures
+            ],
         )
-    if not rows:
-        return tag("p", "No check is recorded.", class_="soft")
-    return table(("check", "result", "what was seen"), rows, kind="rows")
+        for check in checks
+        if check.name.startswith("parity")
+    ]
 
 
-def parity(checks: Iterable[Check]) -> Markup:
-    """The largest errors against the oracle, for each output."""
-    parts: list[Markup] = []
-    chosen = [check for check in checks if check.name.startswith("parity")]
-    for check in chosen:
-        rows = [
-            _parity_row(name, figures)
-            for name, figures in check.figures.items()
-            if isinstance(figures, Mapping) and "max_abs" in figures
-        ]
-        where = f" on {visible(check.provider[:60])}" if check.provider else ""
-        caption = tag("caption", prose(check.name, most=60), where) if len(chosen) > 1 else None
-        if not rows:
-            parts.append(tag("p", "No figures are recorded: see the check above.", class_="soft"))
-            continue
-        heads = ("output", "max abs", "max relative", "max ulp", "budget", "used")
-        errors = table(heads, rows, caption=caption, numbers=True)
-        label = f"Errors of {visible(check.name[:60])}{where}"
-        # A region that scrolls must be reachable with the keyboard.
-        parts.append(
-            tag("div", errors, class_="scroll", tabindex=0, role="region", aria_label=label)
-        )
-    return tag("div", *parts) if parts else tag("p", "Parity was not checked.", class_="soft")
-
-
-def _parity_row(name: str, figures: Mapping[str, Any]) -> Markup:
+def _error_figures(figures: Mapping[str, Any]) -> list[str]:
     worst, budget = figures.get("max_abs"), figures.get("budget")
     used = "—"
     if isinstance(worst, int | float) and isinstance(budget, int | float):
         used = f"{worst / budget:.0%}" if budget else "exact" if worst == 0 else "over"
-    values = [_figure(figures.get(key)) for key in ("max_abs", "max_rel", "max_ulp", "budget")]
-    return tag(
-        "tr",
-        tag("th", code(name), scope="row", class_="name"),
-        *(tag("td", value, class_="number") for value in (*values, used)),
-    )
+    return [
+        *(_figure(figures.get(key)) for key in ("max_abs", "max_rel", "max_ulp", "budget")),
+        used,
+    ]
 
 
 def _figure(value: object) -> str:
@@ -208,8 +187,8 @@ def _figure(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, int | float) else visible(str(value)[:40])
 
 
-def placement(placement: Mapping[str, int], wanted: Provider) -> Markup:
-    """How many nodes ran on which provider."""
+def _placement(placement: Mapping[str, int], wanted: Provider) -> list[PlacementRow]:
+    """How many nodes ran on which provider, `wanted` first."""
     where: dict[str, dict[str, int]] = defaultdict(dict)
     for key, count in placement.items():
         operator, _, provider = key.rpartition(" on ")
@@ -217,60 +196,12 @@ def placement(placement: Mapping[str, int], wanted: Provider) -> Markup:
     rows = []
     for provider, operators in sorted(where.items(), key=lambda item: item[0] != wanted):
         ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-        text = ", ".join(f"{count:,} {name}" for name, count in ordered)
-        elsewhere = tag("span", "elsewhere", class_="mark unsure")
-        name = visible(provider[:60])
-        marked = () if provider == wanted else (" ", elsewhere)
-        head = tag("th", name, *marked, scope="row")
         rows.append(
-            tag(
-                "tr",
-                head,
-                tag("td", f"{sum(operators.values()):,}"),
-                tag("td", foldable(text, most=600), class_="wide"),
+            PlacementRow(
+                provider=provider,
+                elsewhere=provider != wanted,
+                nodes=f"{sum(operators.values()):,}",
+                operators=", ".join(f"{count:,} {name}" for name, count in ordered),
             )
         )
-    if not rows:
-        return tag("p", "There is no record of where nodes ran.", class_="soft")
-    return table(("provider", "nodes", "operators"), rows, kind="rows")
-
-
-def not_checked(reasons: tuple[str, ...]) -> Markup:
-    """What nobody looked at, and why."""
-    if not reasons:
-        return tag("p", "Nothing is recorded as left out.", class_="soft")
-    return tag("ul", *(tag("li", foldable(reason, most=400)) for reason in reasons))
-
-
-def versions(certificate: Certificate) -> Markup:
-    """What did the checking, and the digest that binds it to the model."""
-    pairs = [(visible(name[:60]), code(value)) for name, value in certificate.versions.items()]
-    pairs.append(("sha256", code(certificate.digest)))
-    return tag(
-        "dl", *(part for name, value in pairs for part in (tag("dt", name), tag("dd", value)))
-    )
-
-
-def table(
-    heads: tuple[str, ...],
-    rows: Iterable[Markup],
-    *,
-    kind: str | None = None,
-    caption: Markup | None = None,
-    numbers: bool = False,
-) -> Markup:
-    """A table with a heading for each column.
-
-    Args:
-        heads: The headings.
-        rows: Elements ``tr``, each with a ``th`` for the row in front.
-        kind: Its class.
-        caption: The element.
-        numbers: All columns but the first are numbers.
-    """
-    columns = [
-        tag("th", head, scope="col", class_="number" if numbers and index else None)
-        for index, head in enumerate(heads)
-    ]
-    head = tag("thead", tag("tr", *columns))
-    return tag("table", caption or Markup(), head, tag("tbody", *rows), class_=kind)
+    return rows
