@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from causal_attn.errors import EngineError, InputError, PackageError, ProviderError, UsageError
+from causal_attn.errors import (
+    CertificateError,
+    EngineError,
+    InputError,
+    PackageError,
+    ProviderError,
+    UsageError,
+)
 from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import release
@@ -22,6 +30,7 @@ from causal_attn.runtime.ort import (
     installed_version,
     open_engine,
     preload_libraries,
+    switch_telemetry_off,
 )
 from causal_attn.runtime.placement import PlacedNode, read_placement, require_placement
 from causal_attn.runtime.providers import require_provider
@@ -62,6 +71,7 @@ def load(
     weights: Literal["copy", "map"] | None = None,
     max_tokens: int | None = None,
     max_bytes: int | None = None,
+    digest: str | None = None,
 ) -> Session:
     """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
 
@@ -69,7 +79,9 @@ def load(
     `causal_attn.runtime.placement` for the one exception that ``cuda`` and ``tensorrt`` have.
 
     The bytes that the certificate is compared with are those that run, whatever happens to the
-    files meanwhile. A certificate protects against mix-ups and damage, not against a forger.
+    files meanwhile. A certificate protects against mix-ups and damage, not against a forger:
+    `digest` pins the model that you mean. ONNX Runtime's telemetry is off, unless the environment
+    has ``ORT_DISABLE_TELEMETRY=0``.
 
     Args:
         path: The package's folder, or the file.
@@ -102,6 +114,8 @@ def load(
             dims of the contract; ``None``: any number. A request of 60,000 tokens that is small
             itself may ask for gigabytes of weights. A larger call is refused before anything is
             copied or allocated for it; what kernels need in between is not counted.
+        digest: ``"sha256:…"``, the digest that the model must have, as its certificate and
+            ``causal-attn inspect`` say it; ``None``: whichever the certificate names.
 
     Returns:
         An open session; close it, or use it in a ``with`` statement.
@@ -112,15 +126,18 @@ def load(
             every node; the message says what is there and how to get it.
         PackageError: The package cannot be read, is not what it says, or its files changed while
             they were loaded.
-        CertificateError: The certificate is missing, failed or of another model.
+        CertificateError: The certificate is missing, failed or of another model, or the model
+            has another digest than `digest`.
         InputError: The model has tensors of a dtype that numpy does not have.
         EngineError: ONNX Runtime failed.
     """
-    wanted, accepted = require_provider(provider), _accept(accept)
+    wanted, accepted, pinned = require_provider(provider), _accept(accept), _pinned(digest)
     chosen, held = _hold(path, wanted, component, variant, weights)
     with held:
         if accepted is Accept.CERTIFIED:
             _check_certificate(chosen, held)
+        if pinned is not None:
+            _check_digest(held, pinned)
         limits = None
         if max_tokens is not None or max_bytes is not None:
             limits = SizeLimits(chosen.contract, max_tokens=max_tokens, max_bytes=max_bytes)
@@ -159,6 +176,7 @@ class _Asked(NamedTuple):
 def _session(
     variant: Variant, held: HeldModel, asked: _Asked, limits: SizeLimits | None
 ) -> Session:
+    switch_telemetry_off()
     _refuse_foreign_dtypes(variant.contract)
     _refuse_old_engine(variant.contract)
     engine, placement = _placed_engine(variant, held, asked)
@@ -181,6 +199,16 @@ def _accept(accept: str | Accept) -> Accept:
         raise UsageError(
             f"`accept` must be one of {[str(value) for value in Accept]}, got {accept!r}."
         ) from None
+
+
+def _pinned(digest: str | None) -> str | None:
+    if digest is None:
+        return None
+    if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise UsageError(
+            f"`digest` must be 'sha256:' and 64 hex digits in lower case, got {shown(digest)}."
+        )
+    return digest.removeprefix("sha256:")
 
 
 # Reading packages takes hashing, JSON and pathlib: half of what importing this module would cost,
@@ -240,6 +268,17 @@ def _check_certificate(variant: Variant, held: HeldModel) -> None:
     from causal_attn.package import check_certificate
 
     check_certificate(variant, held)
+
+
+def _check_digest(held: HeldModel, pinned: str) -> None:
+    from causal_attn.package.digest import held_digest
+
+    found = held_digest(held)
+    if found != pinned:
+        raise CertificateError(
+            f"`digest` must be that of the model, got sha256:{pinned} where {held.path} has "
+            f"sha256:{found}. It is another model than you mean."
+        )
 
 
 def _refuse_foreign_dtypes(contract: Contract) -> None:

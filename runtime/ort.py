@@ -7,8 +7,10 @@ running; a test fails when a release adds a class that is not here. `ValueError`
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -26,6 +28,10 @@ from causal_attn.errors import (
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.wheels import installed_wheels
 from causal_attn.runtime.cancellation import CURRENT, stopped_by
+
+# Read when ONNX Runtime is imported: without it, 1.32 makes a device id in ~/.cache/Microsoft and
+# sends events. Whoever has set it keeps what they set.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 try:
     import onnxruntime
@@ -81,6 +87,7 @@ __all__ = [
     "run_engine",
     "run_shared",
     "share",
+    "switch_telemetry_off",
 ]
 
 
@@ -133,6 +140,18 @@ def installed_version() -> str:
     """Of ONNX Runtime, ``1.32.0``."""
     version: str = onnxruntime.__version__
     return version
+
+
+@cache
+def switch_telemetry_off() -> None:
+    """Have ONNX Runtime send no events, where its build can; once in a process.
+
+    The environment variable is too late where ONNX Runtime was imported before; this is not. A
+    person who has set ``ORT_DISABLE_TELEMETRY=0`` has asked for events.
+    """
+    disable = getattr(onnxruntime, "disable_telemetry_events", None)
+    if disable is not None and os.environ.get("ORT_DISABLE_TELEMETRY") != "0":
+        disable()
 
 
 def available_names() -> tuple[str, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,9 @@ def replacing_folder(path: Path, replaceable: Callable[[Path], bool]) -> Iterato
     folder reaches the disk before it takes the place. On Linux the two are exchanged in one
     step; elsewhere the old one is renamed away first, and back if the second rename fails.
 
+    A process that is killed leaves its new folder behind. Where the system has locks that die
+    with their process, the next one that comes to this place removes it.
+
     Args:
         path: Where the folder goes; folders above it are made.
         replaceable: Whether the folder at `path`, which has something in it, may be lost.
@@ -35,11 +40,13 @@ def replacing_folder(path: Path, replaceable: Callable[[Path], bool]) -> Iterato
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         new.mkdir()
-        yield new
-        _sync(new)
-        require_replaceable(path, replaceable)
-        _take_place(new, path)
+        with _locked(new):
+            yield new
+            _sync(new)
+            require_replaceable(path, replaceable)
+            _take_place(new, path)
         _sync_entry(path.parent)
     except OSError as error:
         raise UsageError(
@@ -66,6 +73,45 @@ def require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None
             f"`path` must be free, empty or an earlier package alone, got {str(path)!r}, which "
             "holds something else. Give another path, or move that away."
         )
+
+
+_YOUNG_SECONDS = 10.0
+"""Between the making of a new folder and its lock another process must not take it for old."""
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a lock on `folder` that ends with this process; ``False`` where another holds it."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove new folders for `path` whose processes are gone."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for folder in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+        try:
+            if folder.is_symlink() or time.time() - folder.stat().st_ctime < _YOUNG_SECONDS:
+                continue
+            with _locked(folder) as abandoned:
+                if abandoned:
+                    shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            # Another process removed it first, or it is not ours to look into.
+            continue
 
 
 def _take_place(new: Path, path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -429,3 +432,55 @@ def test_manifests_are_read_by_the_package_module(package: Callable[..., Path]) 
     (root / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(PackageError):
         load(root)
+
+
+def test_a_pinned_model_is_that_one(package: Callable[..., Path]) -> None:
+    root = package(Provider.CPU)
+    with load(root) as session:
+        assert session.certificate is not None
+        digest = session.certificate.digest
+    for accept in ("certified", "unverified"):
+        with load(root, digest=f"sha256:{digest}", accept=accept) as session:
+            assert not session.closed
+        # A forged certificate fits its own model; it does not fit the one that is meant.
+        with pytest.raises(CertificateError, match="It is another model than you mean"):
+            load(root, digest=f"sha256:{'0' * 64}", accept=accept)
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:", "0" * 64, f"sha256:{'G' * 64}", 5, b"sha256:"])
+def test_a_digest_says_its_kind(attention: Path, digest: Any) -> None:
+    with pytest.raises(UsageError, match=r"`digest` must be 'sha256:' and 64 hex digits"):
+        load(attention, digest=digest)
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, ["off"]), ("1", ["off"]), ("0", [])])
+def test_telemetry_is_switched_off_unless_it_was_asked_for(
+    attention: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: list[str]
+) -> None:
+    from causal_attn.runtime import ort
+
+    calls: list[str] = []
+    monkeypatch.setattr(
+        onnxruntime, "disable_telemetry_events", lambda: calls.append("off"), raising=False
+    )
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    if setting is not None:
+        monkeypatch.setenv("ORT_DISABLE_TELEMETRY", setting)
+    ort.switch_telemetry_off.cache_clear()
+    load(attention).close()
+    load(attention).close()
+    assert calls == expected
+    monkeypatch.delattr(onnxruntime, "disable_telemetry_events")
+    ort.switch_telemetry_off.cache_clear()
+    load(attention).close()
+
+
+def test_nothing_is_left_at_home(attention: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    code = f"from causal_attn.runtime import load; load({str(attention)!r}).close()"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ORT_")}
+    environment |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("XDG_CACHE_HOME", None)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert list(home.rglob("*")) == []
