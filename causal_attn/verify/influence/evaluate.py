@@ -16,7 +16,9 @@ from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
+from causal_attn.verify.influence.same import same_elements
 from causal_attn.verify.influence.tensor import (
+    Array,
     Sequenced,
     Tensor,
     Unshaped,
@@ -70,6 +72,7 @@ class Frame:
         self.attributes = attributes or {}
         self.absent = frozenset(absent)
         self.origins: dict[str, Origin] = {}
+        self.writers: dict[str, Node] = {}
         self._around = Origin((0,) * mode.words)
         self._entered: list[Origin] | None = None
         self._node: Node | None = None
@@ -119,6 +122,7 @@ class Frame:
             origins = self._origins_of(node, inputs, outputs)
             for name, value, origin in zip(node.outputs, outputs, origins, strict=False):
                 if name:
+                    self.writers[name] = node
                     self.values[name] = value
                     self.origins[name] = origin
         return [self.lookup(name) for name in graph.outputs]
@@ -150,10 +154,15 @@ class Frame:
             frame._around = self._surroundings(self._node, [graph])
         return frame.run(graph)
 
+    def same(self, one: str, other: str) -> Array | None:
+        """Where two tensors of this graph hold one and the same element; see `same_elements`."""
+        return same_elements(one, other, self.writers, self.lookup, self.evaluate)
+
     def overridden(self, values: Mapping[str, Value]) -> Frame:
         """This frame with other values under some names."""
         frame = self._inner(values)
         frame.origins = {name: self.origin(name) for name in values}
+        frame.writers = self.writers
         return frame
 
     def _inner(self, values: Mapping[str, Value]) -> Frame:

@@ -109,6 +109,10 @@ class Scope(Protocol):
         """Evaluate a subgraph, which sees the names around it."""
         ...
 
+    def same(self, one: str, other: str) -> Array | None:
+        """Where two tensors hold one and the same element; ``None``: nowhere."""
+        ...
+
 
 @dataclass(slots=True)
 class Call:

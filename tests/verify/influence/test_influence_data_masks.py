@@ -124,6 +124,51 @@ def test_causal_whatever_the_data_is(name: str) -> None:
     assert not (proof.outputs["y"] & ~LOWER).any()
 
 
+def documents(number: Callable[[Builder, str], str], fill: float = LOWEST) -> Weights:
+    """Keys of the query's own document, under a finite mask; `number` tells documents apart."""
+
+    def weigh(b: Builder, ids: str, scores: str, seen: str) -> str:
+        numbers = number(b, ids)
+        query = b("Unsqueeze", numbers, b.const([2], np.int64))
+        key = b("Unsqueeze", numbers, b.const([1], np.int64))
+        return softmax(b, added(b, scores, b("And", seen, b("Equal", query, key)), fill))
+
+    return weigh
+
+
+def count(b: Builder, ids: str) -> str:
+    separator = b("Cast", b("Equal", ids, b.const(0, np.int64)), to=TensorProto.INT64)
+    return b("CumSum", separator, b.const(1, np.int64))
+
+
+def next_count(b: Builder, ids: str) -> str:
+    """The number of the next token: the future decides."""
+    ends = (b.const([value]) for value in (1, 99, 1))
+    return b("Pad", b("Slice", count(b, ids), *ends), b.const([0, 0, 0, 1]))
+
+
+def test_a_document_contains_its_own_token() -> None:
+    """Every row sees itself whatever the data is, so no row falls back to seeing everything."""
+    proof = attention(documents(count))
+    assert proof.verdict is Verdict.CONDITIONAL, str(proof)
+    assert proof.score_bound == pytest.approx(-LOWEST / 2)
+    assert not (proof.outputs["y"] & ~LOWER).any()
+    assert attention(documents(next_count)).verdict is Verdict.NOT_CAUSAL
+
+
+def shifted_documents(b: Builder, ids: str, scores: str, seen: str) -> str:
+    """Query numbers are those of the token before: nothing says that a row sees itself."""
+    numbers = count(b, ids)
+    before = b("Pad", numbers, b.const([0, 1, 0, -1]))
+    query = b("Unsqueeze", before, b.const([2], np.int64))
+    key = b("Unsqueeze", numbers, b.const([1], np.int64))
+    return softmax(b, added(b, scores, b("And", seen, b("Equal", query, key))))
+
+
+def test_numbers_of_another_token_are_not_equal() -> None:
+    assert attention(shifted_documents).verdict is Verdict.NOT_CAUSAL
+
+
 def clamped(op: str) -> Weights:
     def weigh(b: Builder, ids: str, scores: str, seen: str) -> str:
         scores = added(b, scores, seen)

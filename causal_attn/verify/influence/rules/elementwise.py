@@ -389,11 +389,6 @@ _BINARY: dict[str, tuple[Binary, Absorb | None]] = {
     "BitwiseAnd": (np.bitwise_and, lambda a, b: (a.zero | b.zero, np.zeros((), a.dtype))),
     "BitwiseOr": (np.bitwise_or, None),
     "BitwiseXor": (np.bitwise_xor, None),
-    "Equal": (np.equal, None),
-    "Greater": (np.greater, None),
-    "GreaterOrEqual": (np.greater_equal, None),
-    "Less": (np.less, None),
-    "LessOrEqual": (np.less_equal, None),
     "Pow": (lambda a, b: _raised(a, b), _power),
 }
 
@@ -407,6 +402,28 @@ def _binary(call: Call) -> list[Tensor]:
         exponent = _lifted(call.tensor(1), result.rank)
         where = base.nought & ~(exponent.known & (exponent.low >= 0))
         result = call.doubted(result, where, 0, _SIGN)
+    return [_observed(call, result)]
+
+
+_COMPARED: dict[str, tuple[Binary, bool]] = {
+    "Equal": (np.equal, True),
+    "Greater": (np.greater, False),
+    "GreaterOrEqual": (np.greater_equal, True),
+    "Less": (np.less, False),
+    "LessOrEqual": (np.less_equal, True),
+}
+"""The function, and what it says of a number and itself."""
+
+
+@rule(*_COMPARED)
+def _compare(call: Call) -> list[Tensor]:
+    function, reflexive = _COMPARED[call.node.op]
+    result = merge(call.tensor(0), call.tensor(1), function)
+    if not result.known.all() and not any(origin.wild for origin in call.origins):
+        same = call.scope.same(*call.node.inputs)
+        if same is not None and same.any():
+            low = np.where(same, reflexive, result.low)
+            result = make(result.shape, bool, result.bits, result.known | same, low)
     return [_observed(call, result)]
 
 
