@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify.checks.future import FUTURE
+from causal_attn.verify.checks.proof import PROOF
 
 if TYPE_CHECKING:
+    from causal_attn.verify.influence import Proof
     from causal_attn.verify.subject import Subject
 
 __all__ = ["certify"]
@@ -23,14 +26,20 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
     """The certificate that `checks` of `subject` amount to.
 
     A probe that sees the future outweighs any proof. A proof that finds a path for which no probe
-    finds a number does too: the path is there. Where the two disagree, a check says so.
+    finds a number does too, if the path is there whatever the data is. One that rests on a choice
+    by data which the proof cannot follow decides nothing alone. Where the two disagree, a check
+    says so.
     """
     proof = subject.proof
     future = [check.passed for check in checks if check.name == FUTURE]
-    checks = [*checks, *_agreement(future, proof.verdict)]
-    if False in future or proof.verdict is Verdict.NOT_CAUSAL:
+    unsure = True in future and False not in future and _rests_on_data(proof)
+    if unsure:
+        checks = [_undecided(check, proof) if check.name == PROOF else check for check in checks]
+    else:
+        checks = [*checks, *_agreement(future, proof.verdict)]
+    if False in future or (proof.verdict is Verdict.NOT_CAUSAL and not unsure):
         verdict = Verdict.NOT_CAUSAL
-    elif not future or None in future:
+    elif unsure or not future or None in future:
         verdict = Verdict.UNDECIDED
     else:
         verdict = proof.verdict
@@ -41,6 +50,22 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
         score_bound=proof.score_bound if verdict is Verdict.CONDITIONAL else None,
         versions=_versions(),
     )
+
+
+def _rests_on_data(proof: Proof) -> bool:
+    leak = proof.leak
+    return proof.verdict is Verdict.NOT_CAUSAL and leak is not None and bool(leak.assumed)
+
+
+def _undecided(check: Check, proof: Proof) -> Check:
+    """The proof's check where its path may not be there and no probe takes it."""
+    assert proof.leak is not None  # a path was found
+    nodes = ", ".join(proof.leak.assumed)
+    detail = (
+        f"undecided because of {nodes}: data decides what it lets through. For some data "
+        f"{proof.leak}, if other values allow that data; no probe finds it"
+    )
+    return replace(check, passed=None, detail=detail)
 
 
 def _agreement(future: Sequence[bool | None], proved: Verdict) -> list[Check]:

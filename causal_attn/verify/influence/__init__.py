@@ -4,10 +4,14 @@
 
     tensor      what is known of a tensor: shape, bits, values, as planes
     graph       a graph read from its protobuf; weights stay unread
+    order       names a node reads, nodes in an order
     program     graph, functions and operator versions of a model
     registry    rules by operator, and what a rule is given
     elementwise, movement, shapes, indexing, reductions, softmax, products, quantize,
     convolution, recurrent, attention, contrib_attention, control    the rules
+    same        where two tensors hold one and the same element
+    bounds      how large scores can be, with the weights
+    carried     which outputs hand the past on
     evaluate    nodes in order, bodies entered, doubts marked
     claim       what is to be proved
     feed        inputs of one call

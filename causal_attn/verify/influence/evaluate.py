@@ -11,13 +11,16 @@ from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
-from causal_attn.verify.influence.graph import Graph, Node, Reference
+from causal_attn.verify.influence.bounds import EMPTY, UNBOUNDED, Extent, Step, extents_of
+from causal_attn.verify.influence.bounds.extent import hull, known_values
+from causal_attn.verify.influence.graph import Graph, Node, Reference, Stored
 from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
 from causal_attn.verify.influence.same import same_elements
 from causal_attn.verify.influence.tensor import (
+    SMALLEST_OFFSET,
     Array,
     Sequenced,
     Tensor,
@@ -73,6 +76,9 @@ class Frame:
         self.absent = frozenset(absent)
         self.origins: dict[str, Origin] = {}
         self.writers: dict[str, Node] = {}
+        self.extents: dict[str, Extent] = {}
+        self._stored: Mapping[str, Stored] = {}
+        self._inner_extents: list[list[Extent]] = []
         self._around = Origin((0,) * mode.words)
         self._entered: list[Origin] | None = None
         self._node: Node | None = None
@@ -101,6 +107,29 @@ class Frame:
             frame = frame.outer
         return Origin((0,) * self.mode.words)
 
+    def extent(self, name: str) -> Extent:
+        """How large the value of a name is; an input is as large as it is fed."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.extents:
+                return frame.extents[name]
+            if name in frame.values:
+                value, stored = frame.values[name], frame._stored.get(name)
+                if stored is not None:
+                    return self._stored_extent(stored, value)
+                if isinstance(value, Tensor) and value.known.all():
+                    return known_values(value) or EMPTY
+                return UNBOUNDED
+            frame = frame.outer
+        return UNBOUNDED
+
+    def _stored_extent(self, stored: Stored, value: Value) -> Extent:
+        extent = self.program.extent(stored)
+        if extent.size >= SMALLEST_OFFSET and isinstance(value, Tensor) and value.known.all():
+            # Large known values are constants, and an extent is about the data.
+            return known_values(value) or EMPTY
+        return extent
+
     def given(self, name: str) -> Value | None:
         """The value of an input of a node; ``None`` where it, or the function's, is left out."""
         frame: Frame | None = self
@@ -112,6 +141,7 @@ class Frame:
 
     def run(self, graph: Graph) -> list[Value]:
         """Evaluate every node; the values of the outputs."""
+        self._stored = graph.stored if self.mode.measured else {}
         for name, stored in graph.stored.items():
             if name not in self.values:
                 self.values[name] = stored.tensor(self.mode.words)
@@ -120,6 +150,9 @@ class Frame:
             inputs = [self.given(name) for name in node.inputs]
             outputs = self.evaluate(node, inputs, graph)
             origins = self._origins_of(node, inputs, outputs)
+            if self.mode.measured:
+                measured = self._extents_of(node, inputs, outputs)
+                self.extents.update(zip(node.outputs, measured, strict=False))
             for name, value, origin in zip(node.outputs, outputs, origins, strict=False):
                 if name:
                     self.writers[name] = node
@@ -142,6 +175,31 @@ class Frame:
         origins = [self.origin(name) for name in node.inputs]
         return [derive(node, inputs, origins, value, words) for value in outputs]
 
+    def _extents_of(
+        self, node: Node, inputs: Sequence[Value | None], outputs: Sequence[Value]
+    ) -> list[Extent]:
+        stored = node.attributes.get("value")
+        if node.op == "Constant" and isinstance(stored, Stored):
+            return [self._stored_extent(stored, outputs[0])]
+        if self._inner_extents:
+            if node.op in ("Loop", "Scan") and not node.domain:
+                # Values carried from step to step may grow.
+                return [UNBOUNDED] * len(outputs)
+            ways = zip(*self._inner_extents, strict=True)
+            return [way[0] if len(way) == 1 else hull(way) for way in ways]
+        return extents_of(
+            Step(
+                node,
+                self.opsets.get(node.domain, 1),
+                self._resolved(node),
+                inputs,
+                [self.extent(name) if name else UNBOUNDED for name in node.inputs],
+                outputs,
+                self.writers,
+                self.lookup,
+            )
+        )
+
     def _surroundings(self, node: Node, bodies: Sequence[Graph]) -> Origin:
         """Origin of everything in the bodies of a node, whichever way they go."""
         read = joined([self.origin(name) for name in names_read(node)], self.mode.words)
@@ -152,7 +210,10 @@ class Frame:
         frame = self._inner(dict(zip(graph.inputs, inputs, strict=False)))
         if self._node is not None:
             frame._around = self._surroundings(self._node, [graph])
-        return frame.run(graph)
+        values = frame.run(graph)
+        if self.mode.measured:
+            self._inner_extents.append([frame.extent(name) for name in graph.outputs])
+        return values
 
     def same(self, one: str, other: str) -> Array | None:
         """Where two tensors of this graph hold one and the same element; see `same_elements`."""
@@ -178,8 +239,10 @@ class Frame:
         attributes = self._resolved(node)
         opset = self.opsets.get(node.domain, 1)
         self._entered, self._node = None, node
+        self._inner_extents = []
         origins = [self.origin(name) for name in node.inputs]
-        call = Call(node, list(inputs), opset, self, attributes, origins)
+        extents = [self.extent(name) for name in node.inputs] if self.mode.measured else []
+        call = Call(node, list(inputs), opset, self, attributes, origins, extents)
         if any(isinstance(value, Unshaped) for value in inputs):
             return self._joined(call, None, graph)
         try:
@@ -248,12 +311,19 @@ class Frame:
             name: self.origin(source)
             for name, source in zip(function.body.inputs, node.inputs, strict=False)
         }
+        if self.mode.measured:
+            frame.extents = {
+                name: self.extent(source)
+                for name, source in zip(function.body.inputs, node.inputs, strict=False)
+            }
         wanted = len(node.outputs)
         body = function.body
         if wanted < len(body.outputs):
             body = Graph(body.name, body.inputs, body.outputs[:wanted], body.nodes, body.stored)
         results = frame.run(body)
         self._entered = [frame.origin(name) for name in body.outputs]
+        if self.mode.measured:
+            self._inner_extents = [[frame.extent(name) for name in body.outputs]]
         return results
 
     def _resolved(self, node: Node) -> dict[str, Any]:

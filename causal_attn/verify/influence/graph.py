@@ -7,7 +7,7 @@ tensor that could be a mask (it holds zeros, infinities or large numbers) is rea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,19 @@ class Reference:
 
 @dataclass(slots=True)
 class Stored:
-    """A stored tensor: its shape, and its values where they matter to the proof."""
+    """A stored tensor: its shape, and its values where they matter to the proof.
+
+    Attributes:
+        shape: Concrete sizes.
+        dtype: Element type.
+        values: Where they could be a mask or an index.
+        read: All of them, a view where they lie; ``None`` where they are packed or sparse.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     values: Array | None
+    read: Callable[[], Array] | None = None
 
     def tensor(self, words: int) -> Tensor:
         """As an abstract tensor with bit sets of `words` words."""
@@ -193,20 +201,23 @@ def _stored(proto: TensorProto, base_dir: Path | None) -> Stored:
     if size <= _SAMPLED:
         values = _external(proto, dtype, base_dir) if external else numpy_helper.to_array(proto)
         keep = not floating or size <= _SMALL or _may_mask(values)
-        return Stored(shape, dtype, compress(values) if keep else None)
-    if external:
-        flat = _external(proto, dtype, base_dir).reshape(-1)
-    elif proto.HasField("raw_data") and dtype.itemsize * size == len(proto.raw_data):
-        flat = np.frombuffer(proto.raw_data, dtype)
-    else:
-        flat = numpy_helper.to_array(proto).reshape(-1)
+        return Stored(shape, dtype, compress(values) if keep else None, lambda: values)
+
+    def read() -> Array:
+        if external:
+            return _external(proto, dtype, base_dir)
+        if proto.HasField("raw_data") and dtype.itemsize * size == len(proto.raw_data):
+            return np.frombuffer(proto.raw_data, dtype).reshape(shape)
+        return np.asarray(numpy_helper.to_array(proto))
+
+    flat = read().reshape(-1)
     step = max(1, size // _SAMPLE)
     # A step that shares a factor with the row would look at the same columns again and again.
     step += 1 - step % 2
     sample = flat[::step]
     if not (_may_mask(sample) if floating else _may_index(sample)):
-        return Stored(shape, dtype, None)
-    return Stored(shape, dtype, compress(np.array(flat).reshape(shape)))
+        return Stored(shape, dtype, None, read)
+    return Stored(shape, dtype, compress(np.array(flat).reshape(shape)), read)
 
 
 def _external(proto: TensorProto, dtype: np.dtype[Any], base_dir: Path | None) -> Array:

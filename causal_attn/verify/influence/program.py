@@ -11,7 +11,8 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
 
 from causal_attn.errors import PackageError
-from causal_attn.verify.influence.graph import Graph, Node, read_graph, read_nodes
+from causal_attn.verify.influence.bounds import Extent, of_stored
+from causal_attn.verify.influence.graph import Graph, Node, Stored, read_graph, read_nodes
 from causal_attn.verify.influence.order import in_order
 from causal_attn.verify.influence.tensor import Tensor
 
@@ -34,9 +35,16 @@ class Program:
     graph: Graph
     opsets: dict[str, int]
     functions: dict[tuple[str, str, str], Function]
+    extents: dict[int, Extent] = field(default_factory=dict)
     definitions: dict[tuple[str, bytes, tuple[bytes, ...]], Function | None] = field(
         default_factory=dict
     )
+
+    def extent(self, stored: Stored) -> Extent:
+        """How large the values of a stored tensor are; it is read once."""
+        if id(stored) not in self.extents:
+            self.extents[id(stored)] = of_stored(stored)
+        return self.extents[id(stored)]
 
     def definition(
         self, proto: NodeProto, opset: int, inputs: Sequence[Tensor | None]

@@ -12,6 +12,9 @@ from onnx import ModelProto
 
 from causal_attn.errors import InputError, PackageError
 from causal_attn.package.certificate import Verdict
+from causal_attn.verify.influence.assumed import assumes
+from causal_attn.verify.influence.bounds import EMPTY, Extent
+from causal_attn.verify.influence.carried import carried_inputs
 from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
@@ -22,6 +25,9 @@ from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_w
 from causal_attn.verify.influence.trace import trace
 
 __all__ = ["prove"]
+
+_GROWTH = 3
+"""Evaluations after which a cache must be as large as the one before it."""
 
 _RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
 """Gaps that hide, tried from the widest: lowest float32, lowest float16, -1e4, -1e3, less."""
@@ -55,7 +61,8 @@ class _Question:
 def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
     """Follow every input position through the graph, at each length, without running it.
 
-    Weights are not read, nothing is sampled, and the claim is about finite data.
+    Nothing is sampled, and the claim is about finite data. Weights are read only where a finite
+    mask makes the size of scores count.
 
     Args:
         model: The graph. External data is looked at in `base_dir`, for masks only.
@@ -79,9 +86,18 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         known=dict(claim.known),
     )
     calls = _calls(question, claim.lengths, claim.pasts)
-    results = [_examine(question, *call) for call in calls]
+    results: list[Proof] = []
+    for call in calls:
+        # Where one length needs the size of scores, all do.
+        measured = bool(results) and results[-1].largest_score is not None
+        results.append(_examine(question, *call, measured=measured))
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
-    bounds = [result.score_bound for result in results if result.score_bound is not None]
+    bounds = [
+        result.score_bound
+        for result in results
+        if result.score_bound is not None and result.verdict is worst.verdict
+    ]
+    scores = [result.largest_score for result in results if result.largest_score is not None]
     undecided = dict.fromkeys(name for result in results for name in result.undecided)
     return Proof(
         verdict=worst.verdict,
@@ -89,7 +105,8 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         calls=tuple(calls),
         leak=worst.leak,
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
-        score_bound=min(bounds) if worst.verdict is Verdict.CONDITIONAL else None,
+        score_bound=min(bounds, default=None),
+        largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
         notes=tuple(_notes(question, results[-1].outputs, calls[-1])),
     )
 
@@ -97,11 +114,17 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
 _SEVERITY = (Verdict.CAUSAL, Verdict.CONDITIONAL, Verdict.UNDECIDED, Verdict.NOT_CAUSAL)
 
 
-def _examine(question: _Question, tokens: int, past: int) -> Proof:
+def _examine(question: _Question, tokens: int, past: int, *, measured: bool) -> Proof:
     call = ((tokens, past),)
+    if measured and (proof := _measure(question, tokens, past)) is not None:
+        return proof
     strict = _evaluate(question, tokens, past, float("inf"), optimistic=False)
     if strict.causal:
         return Proof(verdict=Verdict.CAUSAL, outputs=strict.matrices, calls=call)
+    if not measured and strict.frame.mode.largest_gap > 0:
+        proof = _measure(question, tokens, past)
+        if proof is not None:
+            return proof
     lenient, threshold = strict, float("inf")
     for threshold in _RUNGS:
         if threshold > strict.frame.mode.largest_gap:
@@ -133,15 +156,66 @@ def _examine(question: _Question, tokens: int, past: int) -> Proof:
     )
 
 
+def _measure(question: _Question, tokens: int, past: int) -> Proof | None:
+    """The proof where scores have a bound under which the masks hide; ``None``: it does not.
+
+    A past is as large as what the graph itself hands on: the claim is about a cache that the
+    graph wrote. Each of its inputs is taken to be empty first, and then as large as the output
+    that continues it; where the output stays within that, so it does from call to call.
+    """
+    carried = carried_inputs(question.program.graph, question.axes.past) if past else {}
+    extents = dict.fromkeys(carried, EMPTY)
+    for _ in range(_GROWTH):
+        findings = _evaluate(question, tokens, past, np.inf, optimistic=False, extents=extents)
+        written = {name: findings.frame.extent(output) for name, output in carried.items()}
+        if all(_within(written[name], extents[name]) for name in carried):
+            break
+        extents = written
+    else:
+        return None
+    if not findings.causal:
+        return None
+    mode = findings.frame.mode
+    found = bool(np.isfinite(mode.proved_bound))
+    return Proof(
+        verdict=Verdict.CAUSAL,
+        outputs=findings.matrices,
+        calls=((tokens, past),),
+        score_bound=mode.proved_bound if found else None,
+        largest_score=mode.largest_score if found else None,
+    )
+
+
+def _within(inner: Extent, outer: Extent) -> bool:
+    """Whether what a call writes is no larger than what it read, but for rounding."""
+    slack = 1e-6 * outer.size
+    norm = inner.norm <= outer.norm * (1 + 1e-6) and outer.axes <= inner.axes
+    low, high = outer.low - slack <= inner.low, inner.high <= outer.high + slack
+    return low and high and (norm or not outer.axes)
+
+
 def _evaluate(
-    question: _Question, tokens: int, past: int, threshold: float, *, optimistic: bool
+    question: _Question,
+    tokens: int,
+    past: int,
+    threshold: float,
+    *,
+    optimistic: bool,
+    extents: Mapping[str, Extent] | None = None,
 ) -> _Findings:
+    """Evaluate one call; with `extents` of inputs, how large values are is followed too."""
     graph = question.program.graph
     bound = bind(graph, question.axes, tokens, past, question.dims)
     assert bound is not None  # `_calls` keeps calls that fit
-    mode = Mode(positions=past + tokens, threshold=threshold, optimistic=optimistic)
+    mode = Mode(
+        positions=past + tokens,
+        threshold=threshold,
+        optimistic=optimistic,
+        measured=extents is not None,
+    )
     values = feed(graph, question.axes, tokens, past, bound, question.known, mode)
     frame = Frame(question.program, mode, values=values, dims=bound)
+    frame.extents.update(extents or {})
     frame.run(graph)
     matrices, doubtful, leaks = {}, {}, {}
     for name, axis in question.outputs.items():
@@ -202,7 +276,8 @@ def _first_leak(question: _Question, findings: _Findings, tokens: int, past: int
     name = next(name for name, leak in findings.leaks.items() if leak.any())
     row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
     graph = question.program.graph
-    path = trace(findings.frame, graph, name, question.outputs[name], row, bit)
+    path, nodes = trace(findings.frame, graph, name, question.outputs[name], row, bit)
+    assumed = [str(node) for node, source in nodes if assumes(findings.frame, node, source)]
     rows = findings.leaks[name].shape[0]
     return Leak(
         output=name,
@@ -211,6 +286,7 @@ def _first_leak(question: _Question, findings: _Findings, tokens: int, past: int
         tokens=tokens,
         past=past,
         path=tuple(path),
+        assumed=tuple(dict.fromkeys(assumed)),
     )
 
 

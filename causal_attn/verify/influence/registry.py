@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from causal_attn.verify.influence.tensor import (
     unknown,
 )
 
+if TYPE_CHECKING:
+    from causal_attn.verify.influence.bounds.extent import Extent
+
 __all__ = [
     "FOLDED",
     "MICROSOFT",
@@ -37,6 +40,9 @@ __all__ = [
 ]
 
 MICROSOFT = "com.microsoft"
+_ROUNDED_GAP, _ROUNDED_SCORE = 0.999, 1.05
+"""What float16 may take from a mask constant, and what it may add to a score."""
+
 MOST_DOUBTS = 16
 """Bits set aside for the causes of doubt in one evaluation."""
 
@@ -60,6 +66,10 @@ class Mode:
         doubts: Why something was joined rather than moved, in the order of their bits.
         largest_gap: Largest finite gap that was seen.
         score_bound: Smallest bound on ``|score|`` under which every gap used hides.
+        measured: How large scores can be is followed too; what that proves hidden needs no
+            `threshold`.
+        largest_score: Largest bound on scores that hid something.
+        proved_bound: As `score_bound`, of what was proved hidden.
     """
 
     positions: int
@@ -67,6 +77,9 @@ class Mode:
     optimistic: bool = False
     largest_gap: float = 0.0
     score_bound: float = float("inf")
+    measured: bool = False
+    largest_score: float = 0.0
+    proved_bound: float = float("inf")
     doubts: list[str] = field(default_factory=list)
 
     @property
@@ -80,13 +93,16 @@ class Mode:
             self.doubts.append(reason)
         return self.positions + min(self.doubts.index(reason), MOST_DOUBTS - 1)
 
-    def hides(self, gap: Array, data: Array | int, underflow: float) -> Array:
+    def hides(
+        self, gap: Array, data: Array | int, underflow: float, score: float = float("inf")
+    ) -> Array:
         """Which scores a gap hides; records the bound under which that is so.
 
         Args:
             gap: Lowest constant of the row's best score minus highest constant of this one.
             data: How many times ``|score|`` can work against the gap.
             underflow: Exponent below which ``exp`` is zero.
+            score: Bound on ``|score|``.
         """
         finite = gap[np.isfinite(gap)]
         self.largest_gap = max(self.largest_gap, float(finite.max(initial=0.0)))
@@ -97,6 +113,13 @@ class Mode:
         if hidden.any():
             bound = np.where(hidden, (gap - underflow) / np.maximum(data, 1), np.inf)
             self.score_bound = min(self.score_bound, float(bound.min()))
+        if np.isfinite(score):
+            proved = gap * _ROUNDED_GAP - underflow > data * (score * _ROUNDED_SCORE)
+            if proved.any():
+                bound = np.where(proved, (gap - underflow) / np.maximum(data, 1), np.inf)
+                self.proved_bound = min(self.proved_bound, float(bound.min()))
+                self.largest_score = max(self.largest_score, score)
+                hidden = hidden | proved
         return hidden
 
 
@@ -124,6 +147,7 @@ class Call:
     scope: Scope
     attributes: dict[str, Any] = field(default_factory=dict)
     origins: Sequence[Origin] = ()
+    extents: Sequence[Extent] = ()
 
     @property
     def mode(self) -> Mode:
@@ -137,6 +161,12 @@ class Call:
     def has(self, index: int) -> bool:
         """The optional input is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
+
+    def score(self, *indices: int) -> float:
+        """Bound on the magnitude of the sum of inputs, less the constants of masks."""
+        if not self.extents:
+            return float("inf")
+        return sum(self.extents[index].size for index in indices)
 
     def tensor(self, index: int) -> Tensor:
         """The tensor at `index`; a node without it is broken, or beyond this rule."""

@@ -25,6 +25,8 @@ class Leak:
         past: Rows of the past in that call.
         path: The way from the input to the output: the input element, then one entry for each
             node, ``operator 'name' -> tensor[element]``.
+        assumed: Nodes on the path that were read for the worst of several ways, such as a
+            condition that is data: the path may not be there. Without one it is.
     """
 
     output: str
@@ -33,6 +35,7 @@ class Leak:
     tokens: int
     past: int
     path: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """One sentence."""
@@ -57,8 +60,10 @@ class Proof:
         leak: With ``not causal``: the first pair and its path.
         undecided: With ``undecided``: what could not be followed and changes the verdict, such as
             ``Mystery 'node_7': no rule for this operator``.
-        score_bound: With ``conditional``: the graph is causal while the scores at every softmax,
-            less the constants that masks add, stay below this in magnitude.
+        score_bound: The graph is causal while the scores at every softmax, less the constants
+            that masks add, stay below this in magnitude; ``None``: whatever they are.
+        largest_score: With ``causal`` and a bound: no score is larger, by the weights alone. A
+            past is taken to be one that the graph itself wrote.
         notes: Facts that are no faults, such as an output that never sees the past.
     """
 
@@ -68,6 +73,7 @@ class Proof:
     leak: Leak | None = None
     undecided: tuple[str, ...] = ()
     score_bound: float | None = None
+    largest_score: float | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -81,6 +87,12 @@ class Proof:
             return f"{self.verdict}: {self.leak}"
         if self.undecided:
             return f"{self.verdict} because of {'; '.join(self.undecided)}"
+        if self.largest_score is not None:
+            return (
+                f"{self.verdict} at {len(self.calls)} lengths: |score| <= "
+                f"{self.largest_score:.6g}, and masks hide while it is below "
+                f"{self.score_bound:.6g}"
+            )
         if self.score_bound is not None:
             return f"{self.verdict}: while |score| < {self.score_bound:.6g}"
         return f"{self.verdict} at {len(self.calls)} lengths"

@@ -19,7 +19,9 @@ from causal_attn.verify.influence.tensor import Array, Tensor, Value, no_bits
 __all__ = ["trace"]
 
 
-def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int) -> list[str]:
+def trace(
+    frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
+) -> tuple[list[str], list[tuple[Node, str]]]:
     """Path of `bit` to row `row` along `axis` of an output, from the input on.
 
     Args:
@@ -29,24 +31,29 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
         axis: Its token axis.
         row: Row that is reached.
         bit: Position that reaches it.
+
+    Returns:
+        The path in words, and its nodes with the input that each is reached by.
     """
     writers = {name: node for node in graph.nodes for name in node.outputs if name}
     tensor = frame.values[output]
     if not isinstance(tensor, Tensor):
-        return []
+        return [], []
     plane = _plane(tensor, bit)
     places = np.argwhere(np.broadcast_to(plane, _touched(tensor.shape, plane, axis)))
     name, element = output, next(tuple(p) for p in places if p[axis] == row)
     steps: list[str] = []
+    nodes: list[tuple[Node, str]] = []
     while (node := writers.get(name)) is not None:
         steps.append(f"{node} -> {_element(name, element)}")
         found = _step(frame, graph, node, name, element, bit)
         if found is None:
             break
+        nodes.append((node, found[0]))
         name, element = found
     else:
         steps.append(_element(name, element))
-    return steps[::-1]
+    return steps[::-1], nodes[::-1]
 
 
 def _step(

@@ -150,7 +150,7 @@ def next_count(b: Builder, ids: str) -> str:
 def test_a_document_contains_its_own_token() -> None:
     """Every row sees itself whatever the data is, so no row falls back to seeing everything."""
     proof = attention(documents(count))
-    assert proof.verdict is Verdict.CONDITIONAL, str(proof)
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert proof.score_bound == pytest.approx(-LOWEST / 2)
     assert not (proof.outputs["y"] & ~LOWER).any()
     assert attention(documents(next_count)).verdict is Verdict.NOT_CAUSAL
@@ -182,7 +182,7 @@ def clamped(op: str) -> Weights:
 @pytest.mark.parametrize("op", ["Max", "Min", "Clip"])
 def test_clamped_at_the_lowest_float(op: str) -> None:
     proof = attention(clamped(op))
-    assert proof.verdict is Verdict.CONDITIONAL, str(proof)
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert proof.score_bound == pytest.approx(-LOWEST / 2)
     assert np.array_equal(proof.outputs["y"], LOWER)
 
@@ -195,7 +195,7 @@ def test_clamp_that_undoes_the_mask(op: str, limit: float) -> None:
     proof = attention(weigh)
     # The smaller of a visible score and -5000 leaves half of the gap.
     if op == "Min":
-        assert proof.verdict is Verdict.CONDITIONAL
+        assert proof.verdict is Verdict.CAUSAL
         assert proof.score_bound == pytest.approx((5000 - 104) / 2)
     else:
         assert proof.verdict is Verdict.NOT_CAUSAL
@@ -248,5 +248,5 @@ def causal_condition(fills: tuple[float, float]) -> Weights:
 def test_what_both_branches_hide_is_hidden() -> None:
     assert attention(causal_condition((-np.inf, -np.inf))).verdict is Verdict.CAUSAL
     proof = attention(causal_condition((-np.inf, LOWEST)))
-    assert proof.verdict is Verdict.CONDITIONAL, str(proof)
+    assert proof.verdict is Verdict.CAUSAL, str(proof)
     assert attention(causal_condition((-np.inf, 0.0))).verdict is Verdict.NOT_CAUSAL

@@ -8,11 +8,14 @@ primitive operators and has no such bound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from causal_attn.verify.influence.bounds.mixing import score_size
+from causal_attn.verify.influence.bounds.step import Step
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, Mode, rule
 from causal_attn.verify.influence.rules.elementwise import add, multiply, opaque, select
 from causal_attn.verify.influence.rules.movement import (
@@ -27,7 +30,7 @@ from causal_attn.verify.influence.rules.reductions import join_axes
 from causal_attn.verify.influence.rules.softmax import softmax
 from causal_attn.verify.influence.tensor import Array, Tensor, constant, reduce_bits, unknown
 
-__all__ = ["attend", "lowest", "merge_heads", "split_heads", "written_mask"]
+__all__ = ["attend", "largest_score", "lowest", "merge_heads", "split_heads", "written_mask"]
 
 
 def lowest(dtype: np.dtype[Any]) -> float:
@@ -66,6 +69,7 @@ def attend(
     value: Tensor,
     masks: Sequence[Tensor],
     empty_rows: Array | None = None,
+    largest: float = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scaled dot product attention with masks that are added to the scores.
 
@@ -76,6 +80,7 @@ def attend(
         value: ``[batch, kv_heads, kv_tokens, v_features]``.
         masks: Broadcastable to ``[batch, heads, q_tokens, kv_tokens]``.
         empty_rows: Rows that see no key and whose weights are zero.
+        largest: Bound on the magnitude of scores.
 
     Returns:
         Output, scores without the masks, weights.
@@ -88,7 +93,7 @@ def attend(
     scores = masked = matmul(query, transpose(key, (0, 1, 3, 2)))
     for mask in masks:
         masked = add(masked, mask)
-    weights = softmax(mode, masked, -1, empty=0.0)
+    weights = softmax(mode, masked, -1, empty=0.0, largest=largest)
     if empty_rows is not None and empty_rows.any():
         weights = multiply(
             weights, constant((~empty_rows).astype(weights.dtype), len(weights.bits))
@@ -146,11 +151,26 @@ def _attention(call: Call) -> list[Tensor]:
         if also_allowed is not None:
             allowed = allowed & also_allowed
     empty_rows = np.asarray(~allowed.any(-1, keepdims=True))
-    output, scores, weights = attend(call.mode, query, key, value, masks, empty_rows)
+    largest = largest_score(call)
+    if call.has(3) and call.tensor(3).dtype != bool:
+        largest += call.score(3)
+    output, scores, weights = attend(call.mode, query, key, value, masks, empty_rows, largest)
     shown = {0: scores, 3: weights}.get(
         call.attr("qk_matmul_output_mode", 0), opaque([scores, *masks])
     )
     return [merge_heads(output) if call.tensor(0).rank == 3 else output, key, value, shown]
+
+
+def largest_score(call: Call) -> float:
+    """Bound on the scores of an attention operator, where extents are followed."""
+    if not call.extents:
+        return math.inf
+    step = Step(call.node, call.opset, call.attributes, call.inputs, call.extents, ())
+    try:
+        return score_size(step)
+    except (LookupError, ValueError, TypeError, ArithmeticError):
+        # Inputs whose heads do not fit: the rule of the operator says so.
+        return math.inf
 
 
 def rotary(tensor: Tensor, positions: Tensor | None, caches: Sequence[Tensor]) -> Tensor:

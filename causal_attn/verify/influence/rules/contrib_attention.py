@@ -12,6 +12,7 @@ import numpy as np
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
 from causal_attn.verify.influence.rules.attention import (
     attend,
+    largest_score,
     lowest,
     merge_heads,
     split_heads,
@@ -104,7 +105,10 @@ def _multi_head(call: Call) -> list[Tensor]:
         masks.append(_padding_mask(call, mask, query, rows, total))
     if (bias := call.optional(5)) is not None:
         masks.append(bias)
-    output, _, weights = attend(call.mode, query, key, value, masks)
+    largest = largest_score(call)
+    if bias is not None:
+        largest += call.score(5)
+    output, _, weights = attend(call.mode, query, key, value, masks, largest=largest)
     return [merge_heads(output), key, value, weights]
 
 

@@ -529,7 +529,8 @@ def _unary(call: Call) -> list[Tensor]:
 def _exp(call: Call, tensor: Tensor, result: Tensor) -> Tensor:
     """``exp(data - 1e4)`` is zero where the gap hides; the data is a difference of scores."""
     gap = np.where(tensor.known, -np.inf, -tensor.high.astype(np.float64))
-    hidden = call.mode.hides(gap, 2, underflow(tensor.dtype))
+    # Of a difference of two scores, each is half.
+    hidden = call.mode.hides(gap, 2, underflow(tensor.dtype), call.score(0) / 2)
     return make(result.shape, result.dtype, result.bits, result.known | hidden, result.low)
 
 

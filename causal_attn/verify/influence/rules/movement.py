@@ -17,6 +17,7 @@ from causal_attn.verify.influence.tensor import (
 )
 
 __all__ = [
+    "axis_groups",
     "concat",
     "drop_axes",
     "expand_to",
@@ -41,11 +42,11 @@ def reshape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return tensor
     if 0 in shape:
         return apply(tensor, lambda plane: np.zeros((1,) * len(shape), plane.dtype), shape)
-    groups = _groups(tensor.shape, shape)
+    groups = axis_groups(tensor.shape, shape)
     return apply(tensor, lambda plane: _regroup(plane, tensor.shape, shape, groups), shape)
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+def axis_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     """Smallest runs of old and new axes that hold the same elements."""
     groups = []
     i = j = 0

@@ -66,7 +66,7 @@ def _reduce_extreme(call: Call) -> list[Tensor]:
     if call.node.op == "ReduceMin" or len(axes) != 1 or tensor.dtype.kind in "iub":
         return [_reduced(call, tensor, reduce_bits(tensor, axes), axes)]
     (axis,) = axes
-    hidden, best = hidden_scores(call.mode, tensor, axis)
+    hidden, best = hidden_scores(call.mode, tensor, axis, call.score(0))
     bits = reduce_bits(tensor, axes, keep=~hidden)
     result = _reduced(call, tensor, bits, axes)
     low = best.astype(tensor.dtype)

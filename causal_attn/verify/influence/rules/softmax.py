@@ -21,8 +21,16 @@ from causal_attn.verify.influence.tensor import Array, Tensor, expand, make, red
 __all__ = ["hidden_scores", "softmax"]
 
 
-def hidden_scores(mode: Mode, scores: Tensor, axis: int) -> tuple[Array, Array]:
+def hidden_scores(
+    mode: Mode, scores: Tensor, axis: int, largest: float = math.inf
+) -> tuple[Array, Array]:
     """Which scores carry no weight along `axis`.
+
+    Args:
+        mode: Decides about finite masks.
+        scores: Any rank.
+        axis: Along which they are compared.
+        largest: Bound on their magnitude, less the constants of masks.
 
     Returns:
         A bool plane, and the plane of the largest constant of each row, in float64.
@@ -40,11 +48,19 @@ def hidden_scores(mode: Mode, scores: Tensor, axis: int) -> tuple[Array, Array]:
     gap = np.where(np.isnan(gap), -np.inf, gap)
     rows_known = known.all(axis=axis, keepdims=True)
     data = np.where(rows_known, 0, np.where(known, 1, 2))
-    hidden = mode.hides(gap, data, underflow(scores.dtype))
+    hidden = mode.hides(gap, data, underflow(scores.dtype), largest)
     return absent | hidden, best
 
 
-def softmax(mode: Mode, scores: Tensor, axis: int, *, log: bool = False, empty: float) -> Tensor:
+def softmax(
+    mode: Mode,
+    scores: Tensor,
+    axis: int,
+    *,
+    log: bool = False,
+    empty: float,
+    largest: float = math.inf,
+) -> Tensor:
     """Weights along `axis`; hidden scores have a known weight.
 
     Args:
@@ -53,11 +69,12 @@ def softmax(mode: Mode, scores: Tensor, axis: int, *, log: bool = False, empty: 
         axis: Along which the weights sum to one.
         log: Logarithms of the weights.
         empty: Weights of a row in which every score is ``-inf``: NaN by the formula.
+        largest: Bound on the magnitude of scores, less the constants of masks.
     """
     axis %= scores.rank
     if scores.size == 0:
         return make(scores.shape, scores.dtype, scores.bits, np.zeros((), bool), np.zeros(()))
-    hidden, best = hidden_scores(mode, scores, axis)
+    hidden, best = hidden_scores(mode, scores, axis, largest)
     bits = reduce_bits(scores, [axis], keep=~hidden)
     nowhere = hidden.all(axis=axis, keepdims=True) & np.isneginf(best)
     low = np.where(nowhere, empty, -np.inf if log else 0.0)
@@ -78,7 +95,9 @@ def _softmax(call: Call) -> list[Tensor]:
         # Older opsets flatten to a matrix first and normalize its rows.
         rows = reshape(scores, (math.prod(scores.shape[:axis]), math.prod(scores.shape[axis:])))
         axis = 1
-    weights = softmax(call.mode, rows, axis, log=op == "LogSoftmax", empty=np.nan)
+    largest = call.score(0)
+    log = op == "LogSoftmax"
+    weights = softmax(call.mode, rows, axis, log=log, empty=np.nan, largest=largest)
     if op == "Hardmax":
         # A row of nothing but -inf has its 1 somewhere; no row is NaN.
         known = weights.known & ~np.isnan(weights.low)
@@ -90,4 +109,5 @@ def _softmax(call: Call) -> list[Tensor]:
 def _bias_softmax(call: Call) -> list[Tensor]:
     axis = call.attr("axis", 1)
     scores = add(call.tensor(0), call.tensor(1))
-    return [softmax(call.mode, scores, axis if axis == -1 else scores.rank - 1, empty=np.nan)]
+    axis = axis if axis == -1 else scores.rank - 1
+    return [softmax(call.mode, scores, axis, empty=np.nan, largest=call.score(0, 1))]
