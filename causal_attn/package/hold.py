@@ -177,11 +177,7 @@ class HeldModel:
             PackageError: A file, or a folder on the way to it, was replaced or written to.
         """
         for name, seen in self._seen().items():
-            try:
-                now = _identity(os.stat(name))
-            except OSError:
-                raise _changed(name) from None
-            if now != seen:
+            if _identity(_status(name)) != seen:
                 raise _changed(name)
 
     def close(self) -> None:
@@ -298,11 +294,14 @@ def _files(folder: str, data: bytes, weights: Weights | None) -> dict[str, HeldF
     for place in external_data(data):
         places.setdefault(place.location, []).append(place)
     base = Path(folder)
-    paths = {
-        location: confined_file(base, base, location, "The location of external data")
-        for location in sorted(places, key=str.encode)
+    # The very names that ONNX Runtime opens. A real path would not do: the folder may get another
+    # one at any time, and the old one may then lead to another folder.
+    names = {
+        location: os.path.join(folder, location) for location in sorted(places, key=str.encode)
     }
-    statuses = {location: os.stat(path) for location, path in paths.items()}
+    for location in names:
+        confined_file(base, base, location, "The location of external data")
+    statuses = {location: _status(name) for location, name in names.items()}
     for location, status in statuses.items():
         _require_size(location, status.st_size, places[location])
     total = sum({(s.st_dev, s.st_ino): s.st_size for s in statuses.values()}.values())
@@ -314,14 +313,12 @@ def _files(folder: str, data: bytes, weights: Weights | None) -> dict[str, HeldF
     copied = weights is Weights.COPY or (weights is None and total <= COPIED_BYTES)
     # Several locations may name one file: it is read and hashed once.
     held: dict[_Identity, HeldFile] = {}
-    real = os.path.realpath(folder)
-    for location, path in paths.items():
+    for location, name in names.items():
         identity = _identity(statuses[location])
         if identity not in held:
-            name = os.path.join(folder, os.path.relpath(path, real))
             file = HeldFile(name, statuses[location].st_size, None, identity)
             held[identity] = replace(file, memory=_copy(file)) if copied else file
-    return {location: held[_identity(statuses[location])] for location in paths}
+    return {location: held[_identity(statuses[location])] for location in names}
 
 
 def _copy(file: HeldFile) -> bytearray:
@@ -363,15 +360,24 @@ def _size(place: ExternalData) -> int:
 
 
 def _folders(folder: str, files: Mapping[str, HeldFile]) -> dict[str, _Identity]:
-    """`folder` and what lies on the way to the files, by the model's names and by real ones."""
+    """`folder` and what lies on the way to the files, links followed or not."""
     names = {folder}
-    for location, file in files.items():
-        for name in (os.path.join(folder, location), file.path):
-            parent = os.path.dirname(name)
-            while len(parent) > len(folder):
+    for location in files:
+        name = os.path.join(folder, location)
+        followed = os.path.relpath(os.path.realpath(name), os.path.realpath(folder))
+        for way in (name, os.path.join(folder, followed)):
+            parent = os.path.dirname(way)
+            while len(parent) > len(folder) and ".." not in followed.split(os.sep):
                 names.add(parent)
                 parent = os.path.dirname(parent)
-    return {name: _identity(os.stat(name)) for name in sorted(names)}
+    return {name: _identity(_status(name)) for name in sorted(names)}
+
+
+def _status(name: str) -> os.stat_result:
+    try:
+        return os.stat(name)
+    except OSError:
+        raise _changed(name) from None
 
 
 def _pieces(file: BufferedReader, size: int, path: str) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from onnx_bytes import Node, Tensor, model
 from runtime_cases import contract_of, passed_certificate, with_entries
 
 from causal_attn.errors import CausalAttnError, PackageError, UsageError
+from causal_attn.package import hold
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest
 from causal_attn.runtime import load, loading
 from causal_attn.runtime.ort import SessionOptions
@@ -229,6 +230,26 @@ def test_an_exchange_that_is_undone_in_time_is_found(
             load(one / "model.onnx", weights="map")
 
 
+def test_what_is_hashed_and_what_is_mapped_go_by_one_name(
+    two: Callable[[], tuple[Path, Path, dict[str, float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder has the data of the other, and they change places between two looks."""
+    one, other, _ = two()
+    for source, target in ((one / DATA, one / "x"), (other / DATA, one / DATA)):
+        source.rename(target)
+    (one / "x").rename(other / DATA)
+    original: Any = vars(hold)["confined_file"]
+
+    def confined(*arguments: Any) -> Any:
+        found = original(*arguments)
+        exchange(one, other)
+        return found
+
+    monkeypatch.setattr(hold, "confined_file", confined)
+    with pytest.raises(CausalAttnError):
+        load(one / "model.onnx", weights="map")
+
+
 def test_cutting_the_files_never_ends_the_process(tmp_path: Path) -> None:
     """In a process of its own: SIGBUS would end this one."""
     code = f"""
@@ -279,8 +300,6 @@ def test_mapped_weights_are_the_file_and_copied_ones_are_not(tmp_path: Path) -> 
 def test_what_is_small_is_copied_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from causal_attn.package import hold
-
     path = write_model(tmp_path / "m", 1, 10)
     for limit, after in ((ROWS * 4, 11), (ROWS * 4 - 1, 6)):
         monkeypatch.setattr(hold, "COPIED_BYTES", limit)
