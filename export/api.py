@@ -19,14 +19,16 @@ from causal_attn.export.choose.auto import Measuring, choose
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.choose.measure import MEASURE_LENGTHS
 from causal_attn.export.decoder import is_language_model
+from causal_attn.export.dims import Dims, Limits
 from causal_attn.export.forms.table import choose_form
-from causal_attn.export.target import Dims, Target, reference_target, user_target
+from causal_attn.export.target import Target, reference_target, user_target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.write.graph_file import check_graph, write_graph
 from causal_attn.machine.provider import Provider
 from causal_attn.package import Package, VariantSource, write_package
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
+from causal_attn.package.dims import sizes_within
 from causal_attn.package.write import require_free
 from causal_attn.runtime import available_providers
 from causal_attn.verify.checks.trial import require_lengths
@@ -76,8 +78,10 @@ def export(
         example_inputs: Of a module or function: tensors in the order of ``forward`` or by name,
             no tensor twice.
         dims: Which axes are dynamic: ``{"x": {0: "batch", 1: "tokens"}}`` or
-            ``{"x": ("batch", "tokens", None)}``. One must be called ``tokens``. Inputs called
-            ``q``, ``k``, ``v`` or ``input_ids`` need none.
+            ``{"x": ("batch", "tokens", None)}``. One must be called ``tokens``. A name may carry
+            bounds, ``"2<=tokens<=512"``; those of the target's own (a table of positions, an
+            assertion) are found. Inputs called ``q``, ``k``, ``v`` or ``input_ids`` need none:
+            their axes are dynamic as far as the code lets them.
         return_weights: Whether the reference op returns its weights.
         measure: Whether ``auto`` times the forms on this machine; if not, a fixed table decides,
             the same everywhere.
@@ -85,7 +89,7 @@ def export(
             the package is for.
         check_on: Providers to check on; default each variant's own, which must then be installed.
         name: Of the package; default the name of `target`.
-        lengths: Tokens to check at.
+        lengths: Tokens to check at; those outside the bounds of the tokens are left out.
         on_step: Called with a few words before each step.
 
     Returns:
@@ -117,7 +121,8 @@ def export(
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as name_of_folder:
         folder = Path(name_of_folder)
         on_step("capture with torch.export")
-        program = capture(bound, log)
+        program, bound = capture(bound, log)
+        limits = bound.limits.get("tokens", Limits())
         calls = attention_calls(program)
         if form not in ("auto", "decomposed") and not calls["attend"]:
             kept = ", ".join(calls["kept"]) or "no attention was found"
@@ -141,7 +146,7 @@ def export(
                     measuring=Measuring(
                         program=program,
                         folder=folder / f"measured-{provider}",
-                        lengths=measure_lengths,
+                        lengths=sizes_within(measure_lengths, limits.low, limits.high),
                         longest_check=max(lengths, default=1),
                         on_step=on_step,
                     )

@@ -15,28 +15,19 @@ from torch import Tensor, nn
 from causal_attn.attention.operator import attend
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
+from causal_attn.export.dims import Dims, Limits, name_axes
 
-__all__ = ["Dims", "Target", "evaluating", "reference_target", "user_target"]
+__all__ = [
+    "Target", "evaluating", "reference_target", "resized", "run_once", "size_of", "user_target"
+]  # fmt: skip
 
 T = TypeVar("T")
-
-Dims = Mapping[str, Mapping[int, str] | Sequence[str | int | None]]
-"""Input name to its dynamic axes: ``{0: "batch", 1: "tokens"}`` or one entry an axis."""
 
 # No two of these sizes are equal and none is 0 or 1, which torch.export takes for constants.
 _TRACED = {
     "batch": 2, "heads": 6, "kv_heads": 3, "tokens": 13, "features": 8, "past_tokens": 5,
     "capacity": 29,
 }  # fmt: skip
-
-_KNOWN_DIMS: dict[str, dict[int, tuple[str, ...]]] = {
-    name: {4: ("batch", heads, tokens, "features"), 2: (tokens, "features")}
-    for name, heads, tokens in (
-        ("q", "heads", "tokens"), ("k", "heads", "tokens"), ("v", "heads", "tokens"),
-        ("query", "heads", "tokens"), ("key", "heads", "tokens"), ("value", "heads", "tokens"),
-    )
-} | {name: {2: ("batch", "tokens")} for name in ("input_ids", "position_ids")}  # fmt: skip
-"""Names whose axes mean the same everywhere; anything else the caller says with `dims`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +42,11 @@ class Target:
         outputs: A name for every tensor that ``forward`` returns.
         spec: The attention it is, if it is the reference op.
         bounds: Integer inputs: low and high (exclusive) of fresh values.
+        limits: Of dims that may not have every size.
+        untraced: Numbers of tokens within `limits` that the trace does not cover, so that only
+            running the graph there shows what it says.
+        suggested: Whether `dims` are those that the names of the inputs suggest: any but the
+            tokens may then turn out to have one size.
         guarded: Whether someone sees to it that lengths are what the traced code asks for, as
             torch.compile does: they may then be tied together, or fixed, and inputs ignored.
         reference: What the results are held against, called as `module` is; ``None``: `module`
@@ -63,6 +59,9 @@ class Target:
     outputs: tuple[str, ...]
     spec: AttentionSpec | None = None
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    untraced: tuple[int, ...] = ()
+    suggested: bool = False
     guarded: bool = False
     reference: nn.Module | None = None
 
@@ -197,22 +196,23 @@ def user_target(
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for name, tensor in examples.items()
         }
-    axes = {name: _axes(name, tensor, dims) for name, tensor in examples.items()}
-    if unknown := sorted(set(dims or ()) - set(examples)):
-        raise InputError(f"`dims` must name inputs of {list(examples)}, got {unknown}.")
-    if not any("tokens" in names.values() for names in axes.values()):
-        raise InputError(
-            "`dims` must call one axis of an input 'tokens', got none. Say which axis the tokens "
-            f"lie along, such as dims={{{next(iter(examples))!r}: {{0: 'batch', 1: 'tokens'}}}}."
-        )
-    examples = {name: _at_least_two(tensor, axes[name]) for name, tensor in examples.items()}
-    outputs = _output_names(_run_once(module, examples))
+    axes = name_axes(examples, dims)
+    examples = {name: _at_least_two(tensor, axes.dims[name]) for name, tensor in examples.items()}
+    outputs = _output_names(run_once(module, examples))
     bounds = {
         name: (int(tensor.min()), int(tensor.max()) + 1)
         for name, tensor in examples.items()
         if tensor.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
     }
-    return Target(module=module, examples=examples, dims=axes, outputs=outputs, bounds=bounds)
+    return Target(
+        module=module,
+        examples=examples,
+        dims=axes.dims,
+        outputs=outputs,
+        bounds=bounds,
+        limits=axes.limits,
+        suggested=axes.suggested,
+    )
 
 
 @contextlib.contextmanager
@@ -292,28 +292,6 @@ def _refuse_aliases(examples: Mapping[str, Tensor]) -> None:
         seen[id(tensor)] = name
 
 
-def _axes(name: str, tensor: Tensor, dims: Dims | None) -> dict[int, str]:
-    given = (dims or {}).get(name)
-    if given is None and dims is None:
-        given = _KNOWN_DIMS.get(name, {}).get(tensor.dim())
-    if given is not None and not isinstance(given, Mapping):
-        if len(given) != tensor.dim():
-            raise InputError(
-                f"`dims[{name!r}]` must have one entry for each of {tensor.dim()} axes, "
-                f"got {list(given)}."
-            )
-        given = {axis: dim for axis, dim in enumerate(given) if isinstance(dim, str)}
-    given = given or {}
-    for axis, dim in given.items():
-        if not isinstance(axis, int) or not 0 <= axis < tensor.dim():
-            raise InputError(
-                f"`dims[{name!r}]` must name axes 0 to {tensor.dim() - 1}, got {axis!r}."
-            )
-        if not isinstance(dim, str) or not dim.isidentifier():
-            raise InputError(f"`dims[{name!r}][{axis}]` must be an identifier, got {dim!r}.")
-    return dict(given)
-
-
 def _at_least_two(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
     """Repeat dynamic axes of size 1: torch.export would take the 1 for a constant."""
     for axis in axes:
@@ -322,7 +300,32 @@ def _at_least_two(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
     return tensor
 
 
-def _run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
+def size_of(target: Target, dim: str) -> int | None:
+    """The size that `dim` has in the examples."""
+    for name, axes in target.dims.items():
+        for axis, named in axes.items():
+            if named == dim:
+                return target.examples[name].shape[axis]
+    return None
+
+
+def resized(target: Target, dim: str, size: int) -> dict[str, Tensor]:
+    """The examples with `dim` of `size`, cut off or repeated."""
+    examples = dict(target.examples)
+    for name, axes in target.dims.items():
+        for axis, named in axes.items():
+            if named == dim:
+                places = torch.arange(size) % examples[name].shape[axis]
+                examples[name] = examples[name].index_select(axis, places)
+    return examples
+
+
+def run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
+    """What `module` returns for `examples`, in eval mode; its buffers are as they were after it.
+
+    Raises:
+        InputError: It raises.
+    """
     held = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         with evaluating(module), torch.no_grad():

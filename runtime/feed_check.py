@@ -8,6 +8,7 @@ C-contiguous and aligned.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -32,25 +33,31 @@ _MOST_KNOWN = 256
 """Combinations of shapes that are remembered: a service has few, a growing cache ever new ones."""
 
 
+Bounds = Mapping[str, tuple[int, int | None]]
+"""Of named dims: the smallest size and the largest."""
+
+
 class _InputRule:
     """One input's contract, taken apart once so that a call compares integers."""
 
     __slots__ = ("dtype", "expressions", "fixed", "name", "named", "rank", "tensor")
 
-    def __init__(self, tensor: TensorContract, growing: frozenset[str]) -> None:
+    def __init__(self, tensor: TensorContract, growing: frozenset[str], bounds: Bounds) -> None:
         self.tensor = tensor
         self.name = tensor.name
         self.dtype = np.dtype(tensor.dtype)
         self.rank = len(tensor.dims)
         self.fixed: list[tuple[int, int]] = []
-        # Axis, dim, smallest size: a cache is empty before the first token, nothing else is.
-        self.named: list[tuple[int, str, int]] = []
+        # Axis, dim, smallest size, largest: a cache is empty before the first token, nothing else
+        # is.
+        self.named: list[tuple[int, str, int, int]] = []
         self.expressions: list[tuple[int, DimExpression]] = []
         for axis, dim in enumerate(tensor.dims):
             if isinstance(dim, int):
                 self.fixed.append((axis, dim))
             elif (expression := DimExpression.parse(dim)).is_name:
-                self.named.append((axis, dim, 0 if dim in growing else 1))
+                low, high = bounds.get(dim, (0 if dim in growing else 1, None))
+                self.named.append((axis, dim, low, sys.maxsize if high is None else high))
             else:
                 self.expressions.append((axis, expression))
 
@@ -97,7 +104,7 @@ class FeedCheck:
 
     def __init__(self, contract: Contract, limits: SizeLimits | None = None) -> None:
         growing = _growing_dims(contract)
-        self._rules = [_InputRule(tensor, growing) for tensor in contract.inputs]
+        self._rules = [_InputRule(tensor, growing, contract.bounds) for tensor in contract.inputs]
         self._names = tuple(tensor.name for tensor in contract.inputs)
         self._name_set = frozenset(self._names)
         self._known: set[tuple[tuple[int, ...], ...]] = set()
@@ -182,12 +189,14 @@ class FeedCheck:
             for axis, size in rule.fixed:
                 if shape[axis] != size:
                     _refuse_size(rule, axis, f"{size}", shape)
-            for axis, dim, least in rule.named:
+            for axis, dim, least, most in rule.named:
                 size = shape[axis]
                 if sizes.setdefault(dim, size) != size:
                     self._refuse_shared(rule, dim, sizes[dim], size)
                 if size < least:
-                    _refuse_size(rule, axis, "at least 1", shape)
+                    _refuse_size(rule, axis, f"at least {least}", shape)
+                if size > most:
+                    _refuse_size(rule, axis, f"at most {most}", shape)
         for rule in self._rules:
             for axis, expression in rule.expressions:
                 _check_expression(rule, axis, expression, feeds[rule.name].shape, sizes)
@@ -225,7 +234,7 @@ class FeedCheck:
 
     def _refuse_shared(self, rule: _InputRule, dim: str, first: int, size: int) -> NoReturn:
         owner = next(
-            other.name for other in self._rules if any(name == dim for _, name, _ in other.named)
+            other.name for other in self._rules if any(name == dim for _, name, *_ in other.named)
         )
         as_has = "in each of its dims of that name" if owner == rule.name else f"as `{owner}` has"
         raise InputError(f"`{rule.name}` must have {dim} = {first} {as_has}, got {size}.")

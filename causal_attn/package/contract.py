@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from causal_attn.errors import PackageError, SpecError
 from causal_attn.json_text import parse_json, shown
 from causal_attn.machine.release import OLDEST
 from causal_attn.package.cache_layout import CacheLayout, EntryKind
+from causal_attn.package.dims import sizes_within
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 
@@ -66,6 +67,8 @@ class Contract:
         tokens: Name of the dim along which the graph is causal.
         cache: Which inputs and outputs are a cache, and how they go together; ``None`` if there is
             none, or none that is known. A spec with a cache always has one.
+        bounds: Of dims that may not have every size: the smallest and the largest (null: none).
+            ``contract.json`` leaves the field out where there are none.
         choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
             ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
             tokens. For a user's module also ``captured``: how many attention calls became the op
@@ -84,6 +87,7 @@ class Contract:
     spec: AttentionSpec | None = None
     tokens: str = "tokens"
     cache: CacheLayout | None = None
+    bounds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     choice: Mapping[str, Any] = field(default_factory=dict)
     onnxruntime: str = OLDEST
 
@@ -99,13 +103,17 @@ class Contract:
                 f"{str(kind)!r}, got {shown(self.cache)}."
             )
 
+    def lengths_within(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        """Those of `lengths` that `bounds` allow for the tokens; the nearest if there are none."""
+        return sizes_within(lengths, *self.bounds.get(self.tokens, (1, None)))
+
     def to_json(self) -> str:
         """Indented JSON with sorted keys, the text of ``contract.json``.
 
         Raises:
             PackageError: `choice` holds something that is not a JSON value.
         """
-        values = {
+        values: dict[str, Any] = {
             "schema": SCHEMA,
             "inputs": [asdict(tensor) for tensor in self.inputs],
             "outputs": [asdict(tensor) for tensor in self.outputs],
@@ -117,6 +125,8 @@ class Contract:
             "choice": dict(self.choice),
             "onnxruntime": self.onnxruntime,
         }
+        if self.bounds:
+            values["bounds"] = {dim: list(sizes) for dim, sizes in self.bounds.items()}
         try:
             return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:
@@ -137,7 +147,7 @@ class Contract:
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
         known |= {"cache", "onnxruntime"}
-        if set(values) != known:
+        if set(values) - {"bounds"} != known:
             raise PackageError(
                 f"The contract must have exactly the fields {sorted(known)}, got "
                 f"{shown(sorted(values))}."
@@ -171,9 +181,26 @@ class Contract:
             spec=spec,
             tokens=values["tokens"],
             cache=None if values["cache"] is None else CacheLayout.from_dict(values["cache"]),
+            bounds=_bounds(values.get("bounds", {})),
             choice=values["choice"],
             onnxruntime=oldest,
         )
+
+
+def _bounds(values: Any) -> dict[str, tuple[int, int | None]]:
+    if not isinstance(values, dict) or not all(map(_is_range, values.values())):
+        raise PackageError(
+            "`bounds` must be an object of [smallest, largest or null] with 1 <= smallest <= "
+            f"largest, got {shown(values)}."
+        )
+    return {dim: (low, high) for dim, (low, high) in values.items()}
+
+
+def _is_range(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
+        return False
+    low, high = value
+    return 1 <= low <= MAX_SIZE and (high is None or (type(high) is int and low <= high))
 
 
 def _tensors(where: str, values: Any) -> tuple[TensorContract, ...]:

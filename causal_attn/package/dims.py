@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-__all__ = ["DimExpression"]
+__all__ = ["DimExpression", "sizes_within"]
 
 MAX_LENGTH = 200
 """The text comes from a file: one that nests deeply costs the parser its stack."""
@@ -164,3 +164,10 @@ def _linear(node: ast.expr) -> _Linear | None:
 
 def _added(left: _Linear, right: _Linear, times: int) -> _Linear:
     return {name: left.get(name, 0) + times * right.get(name, 0) for name in {**left, **right}}
+
+
+def sizes_within(sizes: Iterable[int], low: int, high: int | None) -> tuple[int, ...]:
+    """Those of `sizes` from `low` to `high`, ascending; the nearest end if there are none."""
+    given = sorted({*sizes})
+    kept = tuple(size for size in given if low <= size and (high is None or size <= high))
+    return kept or (low if high is None or given[-1] < low else high,)

@@ -51,7 +51,8 @@ class Subject:
         """What is to be proved: outputs with a token axis are causal, with a past and without."""
         interface = self.interface
         fixed, past = interface.fixed_tokens, interface.feeder.pinned.get("past_tokens")
-        lengths = (*LENGTHS, *switch_lengths(interface.feeder.contract))
+        contract = interface.feeder.contract
+        lengths = contract.lengths_within((*LENGTHS, *switch_lengths(contract)))
         has_past = bool(interface.past or interface.cache)
         return Claim(
             tokens=interface.tokens,

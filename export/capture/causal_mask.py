@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
+
+from causal_attn.export.capture.of_sizes import OfSizes
 
 __all__ = ["is_causal_mask"]
 
@@ -43,53 +42,24 @@ def is_causal_mask(program: ExportedProgram, mask: Node, tokens: int | SymInt) -
         mask: ``[…, tokens, tokens]``, bool (True: may be seen) or floating (0 or ``-inf``, added).
         tokens: As torch.export knows it: a number, or a symbol.
     """
-    nodes = list(_ancestors(mask))
-    constants = {}
-    for node in nodes:
-        if node.op == "placeholder":
-            constant = _constant(program, node)
-            if constant is None or not _has_small_numbers(constant):
-                return False
-            constants[node] = constant
-        elif node.op != "call_function" or not _is_of_sizes(node):
-            return False
-    sizes = [size for tensor in constants.values() for size in tensor.shape]
-    if max(sizes, default=0) > LONGEST:
+    found = OfSizes.find(program, mask)
+    if found is None or not all(map(_is_small, found.nodes)):
+        return False
+    constants = found.constants.values()
+    sizes = [size for tensor in constants for size in tensor.shape]
+    if max(sizes, default=0) > LONGEST or not all(map(_has_small_numbers, constants)):
         return False
     lengths = {tokens} if isinstance(tokens, int) else {*LENGTHS, *sizes} - {0}
     seen = 0
     for length in sorted(lengths):
-        found = _run(nodes, constants, tokens, length)
-        if found is None and length > min(sizes, default=length):
+        value = _at(found, tokens, length)
+        if value is None and length > min(sizes, default=length):
             # Behind the end of a buffer the module does not run either.
             break
-        if found is None or not _is_causal(found, length):
+        if value is None or not _is_causal(value, length):
             return False
         seen = length
     return seen == tokens or seen > 2 * LARGEST_NUMBER
-
-
-def _ancestors(mask: Node) -> Iterator[Node]:
-    """What `mask` is computed from, in the order of the graph, down to constants and sizes."""
-    found: set[Node] = set()
-    waiting = [mask]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            if not isinstance(node.meta.get("val"), SymInt):
-                waiting += node.all_input_nodes
-    return (node for node in mask.graph.nodes if node in found)
-
-
-def _constant(program: ExportedProgram, node: Node) -> Tensor | None:
-    signature = program.graph_signature
-    name = str(node.target)
-    name = signature.inputs_to_buffers.get(name) or (
-        signature.inputs_to_lifted_tensor_constants.get(name, "")
-    )
-    value = program.state_dict.get(name, program.constants.get(name))
-    return value if isinstance(value, Tensor) else None
 
 
 def _has_small_numbers(constant: Tensor) -> bool:
@@ -97,12 +67,8 @@ def _has_small_numbers(constant: Tensor) -> bool:
     return bool(((wide <= LARGEST_NUMBER) | wide.isinf()).all())
 
 
-def _is_of_sizes(node: Node) -> bool:
-    """Whether it does not write, draws nothing at random, and has no number but small ones."""
-    if isinstance(node.target, torch._ops.OpOverload) and (
-        node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
-    ):
-        return False
+def _is_small(node: Node) -> bool:
+    """Whether there is no number in `node` but small ones."""
     size = node.meta.get("val")
     if isinstance(size, SymInt):
         numbers = [float(atom) for atom in size.node.expr.atoms() if atom.is_number]
@@ -115,32 +81,14 @@ def _is_of_sizes(node: Node) -> bool:
     )
 
 
-def _run(
-    nodes: list[Node], constants: dict[Node, Tensor], tokens: int | SymInt, length: int
-) -> Tensor | None:
+def _at(found: OfSizes, tokens: int | SymInt, length: int) -> Tensor | None:
     """The mask at `length` tokens; ``None``: it does not run there, or fits no scores."""
-    values: dict[Node, Any] = dict(constants)
-    for node in nodes:
-        size = node.meta.get("val")
-        if isinstance(size, SymInt):
-            values[node] = _size(size, tokens, length)
-        elif node not in constants:
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            try:
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            except (RuntimeError, IndexError, TypeError, ValueError):
-                return None
-    result = values[nodes[-1]]
+    sizes = dict.fromkeys(found.symbols, OTHER_SIZE)
+    if isinstance(tokens, SymInt):
+        sizes |= {tokens.node.expr: length}
+    result = found.run(sizes)
     fits = isinstance(result, Tensor) and all(size in (1, length) for size in result.shape[-2:])
     return result if fits else None
-
-
-def _size(size: SymInt, tokens: int | SymInt, length: int) -> int:
-    expression = size.node.expr
-    symbols = dict.fromkeys(expression.free_symbols, OTHER_SIZE)
-    if isinstance(tokens, SymInt):
-        symbols |= {tokens.node.expr: length}
-    return int(expression.subs(symbols))
 
 
 def _is_causal(mask: Tensor, tokens: int) -> bool:

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
+from causal_attn.export.dims import Limits, bounded
 from causal_attn.export.target import Target, evaluating
 from causal_attn.export.torch_output import ExportLog, quiet
 
-__all__ = ["capture", "input_values", "refuse_narrowed_dims"]
+__all__ = ["Traced", "capture", "input_values", "refuse_narrowed_dims"]
+
+_MOST_TRIES = 6
+"""Of tracing: each takes in one thing that torch said of the one before."""
 
 
-def capture(target: Target, log: ExportLog) -> ExportedProgram:
+class Traced(NamedTuple):
+    """A program and the target as it was traced: with the limits that its code turned out to have.
+
+    Of a target whose dims its names suggest, axes that the code fixes have lost their names.
+    """
+
+    program: ExportedProgram
+    target: Target
+
+
+def capture(target: Target, log: ExportLog) -> Traced:
     """Trace `target` with torch.export, its named dims dynamic.
 
     Args:
@@ -32,25 +49,75 @@ def capture(target: Target, log: ExportLog) -> ExportedProgram:
             not read, or torch.export cannot trace the code. The message names the log file.
         InputError: An attention in the target has arguments that ONNX reads differently.
     """
-    dynamic = _dynamic_shapes(target)
-    try:
-        with quiet(log), evaluating(target.module), torch.no_grad(), AsOp():
-            program = torch.export.export(
-                target.module,
-                args=(),
-                kwargs=target.arguments(target.examples),
-                dynamic_shapes=dynamic,
-            )
-    # torch.export runs the caller's code: whatever that raises arrives here, under any type.
-    except Exception as error:  # noqa: BLE001
-        log.add(traceback.format_exc())
-        raise CaptureError(_explain(error, target, log)) from None
+    program, target = _trace(target, log)
     _refuse_random(program)
     if not target.guarded:
+        target = _within_tables(program, target)
         refuse_narrowed_dims(program, target)
         _refuse_dead_inputs(program, target)
     rewrite_sdpa(program)
-    return program
+    return Traced(program, target)
+
+
+def _trace(given: Target, log: ExportLog) -> Traced:
+    """Trace `given`, with the bounds that its own code has where torch asks for bounds."""
+    target, oblivious = given, False
+    # What torch said before a try that may not help: it is told if that fails.
+    told: tuple[str, str] | None = None
+    for _ in range(_MOST_TRIES):
+        try:
+            with (
+                quiet(log), evaluating(target.module), torch.no_grad(), AsOp(),
+                fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+            ):  # fmt: skip
+                program = torch.export.export(
+                    target.module,
+                    args=(),
+                    kwargs=target.arguments(target.examples),
+                    dynamic_shapes=_dynamic_shapes(target),
+                )
+            return Traced(program, target)
+        # torch.export runs the caller's code: whatever that raises arrives here, under any type.
+        except Exception as error:  # noqa: BLE001
+            log.add(traceback.format_exc())
+            text = str(error)
+            kind = type(error).__name__
+        relaxed = None if target.guarded else with_limits(target, text, given)
+        if relaxed is None:
+            # Views of views make torch ask whether a length times a width is that width's
+            # multiple, which it is; asked for less, it does not.
+            if oblivious or target.guarded or "generated guard" not in text:
+                break
+            told, oblivious = told or (text, kind), True
+        else:
+            if relaxed.examples is not target.examples:
+                told = told or (text, kind)
+            target = relaxed
+    raise CaptureError(_explain(*(told or (text, kind)), target, log))
+
+
+def _within_tables(program: ExportedProgram, target: Target) -> Target:
+    """`target`, limited to the tokens that its tables of positions have rows for.
+
+    Raises:
+        CaptureError: The caller asked for more.
+    """
+    size = next(
+        value.shape[axis]
+        for name, value in input_values(program, target).items()
+        for axis, dim in target.dims[name].items()
+        if dim == "tokens"
+    )
+    end = table_end(program, size) if isinstance(size, torch.SymInt) else None
+    limits = target.limits.get("tokens", Limits())
+    if end is None or (limits.high is not None and limits.high <= end):
+        return target
+    if limits.high is not None:
+        raise CaptureError(
+            f"`dims` must keep to the positions that the target has, {end} tokens, got "
+            f"{bounded('tokens', limits)!r}. Write 'tokens<={end}'."
+        )
+    return replace(target, limits={**target.limits, "tokens": replace(limits, high=end)})
 
 
 def input_values(program: ExportedProgram, target: Target) -> dict[str, Tensor]:
@@ -65,19 +132,22 @@ def input_values(program: ExportedProgram, target: Target) -> dict[str, Tensor]:
 
 def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
     made: dict[str, Any] = {}
+    for dim in dict.fromkeys(dim for axes in target.dims.values() for dim in axes.values()):
+        limits = target.limits.get(dim, Limits())
+        ends = target.untraced if dim == "tokens" else ()
+        high = None if limits.high is None else limits.high - (limits.high in ends)
+        # A sum of dims is not one to torch; what it comes to is checked afterwards.
+        free = target.guarded or "+" in dim
+        made[dim] = Dim.AUTO if free else Dim(dim, min=limits.low, max=high)
     shapes: dict[str, Any] = {
-        name: {
-            # A sum of dims is not one to torch; what it comes to is checked afterwards.
-            axis: Dim.AUTO if target.guarded or "+" in dim else made.setdefault(dim, Dim(dim))
-            for axis, dim in axes.items()
-        }
-        for name, axes in target.dims.items()
+        name: {axis: made[dim] for axis, dim in axes.items()} for name, axes in target.dims.items()
     }
     return target.arguments(shapes)
 
 
-def _explain(error: Exception, target: Target, log: ExportLog) -> str:
-    text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", str(error))
+def _explain(text: str, kind: str, target: Target, log: ExportLog) -> str:
+    advised = advised_dims(target, text)
+    text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", text)
     fixed = re.search(
         r"marked (\w+) as dynamic but your code specialized it to be a constant", text
     )
@@ -91,14 +161,15 @@ def _explain(error: Exception, target: Target, log: ExportLog) -> str:
         )
     if related and "onstraint" in text:
         first = next((line.strip(" -") for line in text.splitlines()[1:] if line.strip()), text)
+        remedy = f" If only those sizes are meant, write dims={advised}." if advised else ""
         return (
             f"`dims` must hold for every size, but the code asks for more: {first} "
             "A Python `if` on a length is decided once, while tracing, and the graph keeps only "
-            f"the branch taken; {where}"
+            f"the branch taken.{remedy} {where[0].upper()}{where[1:]}"
         )
-    head = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    head = text.strip().splitlines()[0] if text.strip() else kind
     return (
-        f"`target` must be traceable by torch.export, got {type(error).__name__}: {head[:300]} "
+        f"`target` must be traceable by torch.export, got {kind}: {head[:300]} "
         f"(inputs {list(target.examples)}); {where}"
     )
 
@@ -153,7 +224,10 @@ def refuse_narrowed_dims(program: ExportedProgram, target: Target) -> None:
             if allowed is None:
                 continue
             low, high = allowed.lower, allowed.upper
-            if low > 2 or high < 2**31:
+            limits = target.limits.get(dim, Limits())
+            # Traced to one below the end: see `causal_attn.export.capture.limits`.
+            wanted = 2**31 if limits.high is None else limits.high - len(target.untraced)
+            if low > max(2, limits.low) or high < wanted:
                 raise CaptureError(
                     f"`{dim}` of `{name}` must be free, but a branch in the code holds only "
                     f"for {low} <= {dim} <= {high}, and a graph keeps only the branch that the "

@@ -196,7 +196,7 @@ def _compile(
     # A captured graph is no attention of a known spec: as for modules, auto is decomposed.
     name = "decomposed" if options.form == "auto" else options.form
     form, opset = choose_form(name, None, next(floating, torch.float32), provider, None)
-    program = capture(plan.target, log)
+    program = capture(plan.target, log).program
     facts["attention"] = attention_calls(program)
     if facts["attention"]["attend"]:
         facts["form"] = form.name

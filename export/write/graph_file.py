@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from causal_attn.errors import CheckError, EngineError, PackageError
 from causal_attn.export.capture.sdpa import attention_calls
 from causal_attn.export.choose.choice import Choice
+from causal_attn.export.dims import Limits
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.torch_runs import yardstick
@@ -30,6 +31,9 @@ from causal_attn.verify.subject import read_subject
 from causal_attn.verify.verdict import certify
 
 __all__ = ["check_graph", "write_graph"]
+
+_FAR = 4
+"""Times the longest length checked: no end beyond is run, for what it takes."""
 
 
 def write_graph(
@@ -64,6 +68,7 @@ def write_graph(
         opset=opset,
         spec=target.spec,
         cache=cache_of(target.spec, inputs, outputs),
+        bounds={dim: (limits.low, limits.high) for dim, limits in target.limits.items()},
         choice=reason,
         onnxruntime=oldest_onnxruntime(model),
     )
@@ -79,7 +84,7 @@ def check_graph(
     lengths: Sequence[int],
     on_step: Callable[[str], None],
 ) -> Certificate:
-    """Every check of one graph on one provider.
+    """Every check of one graph on one provider, at those of `lengths` that the target takes.
 
     Raises:
         CheckError: One of them did not pass.
@@ -100,7 +105,7 @@ def check_graph(
             feeder=feeder,
             interface=subject.interface,
             yardstick=yardstick(target),
-            lengths=lengths,
+            lengths=(*lengths, *_ends(target, lengths)),
         )
         checks = (*check_file(subject, on_step), *run_checks(trial, on_step))
     certificate = certify(subject, checks)
@@ -117,3 +122,10 @@ def check_graph(
             f"No package was written.{remedy}"
         )
     return certificate
+
+
+def _ends(target: Target, lengths: Sequence[int]) -> list[int]:
+    """Numbers of tokens to check at besides `lengths`: the last ones, where tables end."""
+    high = target.limits.get("tokens", Limits()).high
+    near = high is not None and high <= _FAR * max(lengths, default=1)
+    return [*target.untraced, *([high] if near and high is not None else [])]

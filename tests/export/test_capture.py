@@ -21,7 +21,8 @@ from causal_attn.errors import CaptureError, CheckError, InputError, UsageError
 from causal_attn.export import export
 from causal_attn.export.capture.sdpa import attention_calls, lower_sdpa, rewrite_sdpa
 from causal_attn.export.capture.trace import capture
-from causal_attn.export.target import Dims, user_target
+from causal_attn.export.dims import Dims
+from causal_attn.export.target import user_target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.package import read_package
 from causal_attn.runtime import load
@@ -43,7 +44,7 @@ def traced(
     examples: Mapping[str, Tensor],
     dims: Dims | None = None,
 ) -> ExportedProgram:
-    return capture(user_target(target, examples, dims, dtype=None), ExportLog())
+    return capture(user_target(target, examples, dims, dtype=None), ExportLog()).program
 
 
 def calls(

@@ -69,7 +69,7 @@ def cases(spec: AttentionSpec) -> Iterator[dict[str, int]]:
 def write(
     target: Target, form: str, folder: Path, program: ExportedProgram | None = None
 ) -> Session:
-    program = program or capture(target, ExportLog())
+    program = program or capture(target, ExportLog()).program
     choice = Choice(forms=(FORMS[form],))
     file, _ = write_graph(program, target, choice, OPSET, folder / form, ExportLog())
     return load(file, accept="unverified")
@@ -89,7 +89,7 @@ def graphs(
 ) -> Iterator[tuple[AttentionSpec, dict[str, Session]]]:
     spec = SPECS[request.param]
     target = reference_target(spec, dtype=torch.float32, return_weights=False)
-    folder, program = tmp_path_factory.mktemp("forms"), capture(target, ExportLog())
+    folder, program = tmp_path_factory.mktemp("forms"), capture(target, ExportLog()).program
     sessions = {name: write(target, name, folder, program) for name in usable(spec)}
     yield spec, sessions
     for session in sessions.values():

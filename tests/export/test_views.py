@@ -82,7 +82,7 @@ EXAMPLE: dict[str, Any] = {
 )
 def test_a_view_is_a_reshape(name: str, window: bool) -> None:
     module = Attention(VIEWS[name], window=window).eval()
-    program = capture(user_target(module, **EXAMPLE, dtype=None), ExportLog())
+    program = capture(user_target(module, **EXAMPLE, dtype=None), ExportLog()).program
     lowered = program.run_decompositions({ATTEND: DECOMPOSED.decompose, SDPA: lower_sdpa}).module()
     for batch, tokens in ((1, 1), (3, 2), (2, 11)):
         x = torch.randn(batch, tokens, WIDTH)
@@ -90,7 +90,9 @@ def test_a_view_is_a_reshape(name: str, window: bool) -> None:
 
 
 def test_the_program_knows_the_strides_it_has() -> None:
-    program = capture(user_target(Attention(VIEWS["view"]), **EXAMPLE, dtype=None), ExportLog())
+    program = capture(
+        user_target(Attention(VIEWS["view"]), **EXAMPLE, dtype=None), ExportLog()
+    ).program
     (attend,) = program.graph.find_nodes(op="call_function", target=ATTEND)
     (output,) = attend.users
     (turned,) = output.users

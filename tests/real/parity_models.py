@@ -109,7 +109,7 @@ def exported(family: str, folder: Path) -> tuple[Target, Subject]:
     ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(0))
     target = user_target(tiny(family), (ids,), {"input_ids": ("batch", "tokens")}, dtype=None)
     log = ExportLog()
-    program = capture(target, log)
+    program = capture(target, log).program
     choice = Choice(forms=(FORMS["decomposed"],))
     file, _ = write_graph(program, target, choice, 18, folder / family, log)
     return target, read_subject(open_model(file))

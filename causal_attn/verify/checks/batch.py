@@ -30,7 +30,7 @@ def check_batch_is_independent(trial: Trial) -> Check | None:
     ):
         return None
     rng = trial.rng(_NAME)
-    (sizes,) = feeder.cases((min(9, trial.longest),))
+    (sizes,) = feeder.cases((trial.length(9),))
     feeds = feeder.make({**sizes, "batch": 2}, rng)
     changed = {}
     for tensor in feeder.contract.inputs:

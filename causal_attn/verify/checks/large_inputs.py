@@ -29,7 +29,7 @@ def check_large_inputs(trial: Trial) -> Check | None:
     feeder, yardstick, rng = trial.feeder, trial.yardstick, trial.rng(_NAME)
     if yardstick is None:
         return None
-    (sizes,) = feeder.cases((min(5, trial.longest),))
+    (sizes,) = feeder.cases((trial.length(5),))
     # What lies in unused slots of a cache may overflow: it is garbage on purpose.
     with np.errstate(over="ignore"):
         feeds = {

@@ -17,7 +17,7 @@ def check_past_matters(trial: Trial) -> Check | None:
     With a window of 1 only the own row is asked for. Two tries, since a change may happen to
     cancel. ``None`` where one token is all there is.
     """
-    length = min(13, trial.longest)
+    length = trial.length(13)
     if length < 2:
         return None
     feeder, session, rng = trial.feeder, trial.session, trial.rng(_NAME)

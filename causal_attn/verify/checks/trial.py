@@ -50,8 +50,9 @@ class Trial:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        lengths = {*require_lengths(self.lengths), *switch_lengths(self.feeder.contract)}
-        object.__setattr__(self, "lengths", tuple(sorted(lengths)))
+        contract = self.feeder.contract
+        lengths = {*require_lengths(self.lengths), *switch_lengths(contract)}
+        object.__setattr__(self, "lengths", contract.lengths_within(lengths))
 
     @property
     def longest(self) -> int:
@@ -65,8 +66,13 @@ class Trial:
         if contract.tokens in self.feeder.pinned:
             return (self.feeder.pinned[contract.tokens],)
         probes = [length for length in PROBE_LENGTHS if length <= self.longest] or [self.longest]
+        probes = [*contract.lengths_within(probes)]
         beyond = [length for length in switch_lengths(contract) if length > max(probes)]
         return (*probes, *beyond)
+
+    def length(self, wanted: int) -> int:
+        """`wanted`, or the nearest number of tokens that is not longer than `longest`."""
+        return self.feeder.contract.lengths_within([min(wanted, self.longest)])[0]
 
     def rng(self, check: str) -> np.random.Generator:
         """The random values of a check: a stream of its own, whatever ran before it."""

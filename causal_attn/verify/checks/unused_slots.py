@@ -26,7 +26,7 @@ def check_unused_slots(trial: Trial) -> Check | None:
     if not has_buffers(contract):
         return None
     rng = trial.rng(_NAME)
-    for sizes in feeder.cases(sorted({1, min(5, trial.longest)})):
+    for sizes in feeder.cases(sorted({trial.length(1), trial.length(5)})):
         left = feeder.make(sizes, rng)
         clean = {name: array.copy() for name, array in left.items()}
         fill_unused(contract, clean, None)

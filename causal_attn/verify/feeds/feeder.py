@@ -85,6 +85,9 @@ class Feeder:
                 # Keep cycles of equal periods from always meeting in the same pairs.
                 for ring in rings.values():
                     next(ring)
+            for name, (low, high) in self.contract.bounds.items():
+                if name in case and name not in ("past_tokens", slots):
+                    case[name] = max(low, min(case[name], high or case[name]))
             sizes = {tokens: length, **case, **self.pinned}
             if self.single_past and length > 1 and sizes.get("past_tokens"):
                 sizes["batch"] = 1
