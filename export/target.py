@@ -351,6 +351,8 @@ def _output_names(result: Any) -> tuple[str, ...]:
         named = {f"output_{index}": value for index, value in enumerate(result)}
     else:
         named = {"output": result}
+    # A loss without labels: what is not there is no output.
+    named = {name: value for name, value in named.items() if value is not None} or named
     for name, value in named.items():
         if not isinstance(value, Tensor):
             raise InputError(

@@ -70,5 +70,5 @@ def _run(
                 f"`target` must run at every length that is checked, got "
                 f"{type(error).__name__}: {error}"
             ) from error
-    tensors: list[Tensor] = tree_leaves(result)
+    tensors: list[Tensor] = [leaf for leaf in tree_leaves(result) if leaf is not None]
     return {name: tensor.numpy() for name, tensor in zip(target.outputs, tensors, strict=True)}

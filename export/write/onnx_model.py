@@ -171,7 +171,7 @@ def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> Non
         for axis, name in axes.items():
             names[str(inputs[input_name][axis])] = name
     results: Any = program.graph.output_node().args[0]
-    outputs = [result.meta["val"].shape for result in results]
+    outputs = [result.meta["val"].shape for result in results if result is not None]
     for node in model.graph.all_nodes():
         for output in node.outputs:
             output.shape = None

@@ -130,6 +130,20 @@ def test_names_of_outputs(tmp_path: Path) -> None:
         assert [tensor.name for tensor in package.variants[0].contract.outputs] == want
 
 
+def test_a_result_that_is_none_is_no_output(tmp_path: Path) -> None:
+    def logits_and_loss(x: Tensor, targets: None = None) -> tuple[None, Tensor, None]:
+        return None, torch.cumsum(x, dim=1), targets
+
+    def named(x: Tensor) -> dict[str, Tensor | None]:
+        return {"loss": None, "logits": torch.cumsum(x, dim=1)}
+
+    for target, want in ((logits_and_loss, "output_1"), (named, "logits")):
+        package = export(
+            target, tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, lengths=LENGTHS
+        )
+        assert [tensor.name for tensor in package.variants[0].contract.outputs] == [want]
+
+
 def one(x: Tensor) -> Tensor:
     return torch.cumsum(x, dim=1)
 
