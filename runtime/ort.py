@@ -323,11 +323,17 @@ def share(tensor: Any) -> Any:
     Raises:
         InputError: ONNX Runtime does not take it: it has no such protocol, is not C-contiguous,
             may not be written to, or is of a foreign dtype.
+        EngineError: This ONNX Runtime has no DLPack.
     """
     if isinstance(tensor, np.ma.MaskedArray):
         raise InputError(
             "`tensor` must be a plain array, got a MaskedArray, whose mask would be lost. Fill "
             "it: array.filled(value)."
+        )
+    if not hasattr(onnxruntime.OrtValue, "from_dlpack"):
+        raise EngineError(
+            "ONNX Runtime must take DLPack to share a tensor, got "
+            f"{onnxruntime.__version__}, which does not. Upgrade it, or call the session with arrays."
         )
     try:
         return onnxruntime.OrtValue.from_dlpack(tensor)

@@ -122,3 +122,12 @@ def test_preloading_prints_nothing(
     assert capfd.readouterr().out == ""
     monkeypatch.delattr(onnxruntime, "preload_dlls")
     assert engine_module.preload_libraries() == ""
+
+
+def test_an_onnx_runtime_without_dlpack_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OrtValue:
+        """As ONNX Runtime 1.24 has it."""
+
+    monkeypatch.setattr(engine_module.onnxruntime, "OrtValue", OrtValue)  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="must take DLPack to share a tensor"):
+        engine_module.share(np.zeros(1))
