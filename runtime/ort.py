@@ -333,7 +333,8 @@ def share(tensor: Any) -> Any:
     if not hasattr(onnxruntime.OrtValue, "from_dlpack"):
         raise EngineError(
             "ONNX Runtime must take DLPack to share a tensor, got "
-            f"{onnxruntime.__version__}, which does not. Upgrade it, or call the session with arrays."
+            f"{onnxruntime.__version__}, which does not. Upgrade it, or call the session with "
+            "arrays."
         )
     try:
         return onnxruntime.OrtValue.from_dlpack(tensor)
