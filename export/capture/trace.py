@@ -64,6 +64,7 @@ def _trace(given: Target, log: ExportLog) -> Traced:
     target, oblivious = given, False
     # What torch said before a try that may not help: it is told if that fails.
     told: tuple[str, str] | None = None
+    text = kind = ""
     for _ in range(_MOST_TRIES):
         try:
             with (
