@@ -54,14 +54,16 @@ def export(
     measure_lengths: Sequence[int] = MEASURE_LENGTHS,
     check_on: Sequence[str | Provider] | None = None,
     name: str | None = None,
+    last_logits: bool = False,
     lengths: Sequence[int] = LENGTHS,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Package:
     """Write `target` as an ONNX Runtime model package that has passed every check.
 
     Args:
-        target: `causal_attention`, an `AttentionSpec` (the reference op, configured), an
-            ``nn.Module`` or a function. The reference op has inputs ``q``, ``k``, ``v``
+        target: `causal_attention`, an `AttentionSpec` (the reference op, configured), a causal
+            language model of `transformers` (see docs/decoders.md), an ``nn.Module`` or a
+            function. The reference op has inputs ``q``, ``k``, ``v``
             ``[batch, heads, tokens, features]`` (and ``past_key``, ``past_value`` with a dynamic
             cache) and outputs ``output``, ``weights`` (and ``present_key``, ``present_value``).
             With a static cache ``past_key``, ``past_value`` and the presents are buffers
@@ -89,6 +91,7 @@ def export(
             the package is for.
         check_on: Providers to check on; default each variant's own, which must then be installed.
         name: Of the package; default the name of `target`.
+        last_logits: Of a language model: whether only the last token's logits come out.
         lengths: Tokens to check at; those outside the bounds of the tokens are left out.
         on_step: Called with a few words before each step.
 
@@ -106,7 +109,14 @@ def export(
     variants = _parse_providers(providers)
     judges = _judges(variants, check_on)
     torch_dtype = _parse_dtype(dtype)
-    bound = _bind(target, example_inputs, dims, torch_dtype, return_weights)
+    if example_inputs is None and is_language_model(target):
+        from causal_attn.export.decoder.target import decoder_target
+
+        bound = decoder_target(target, dtype=torch_dtype, last_logits=last_logits)
+    elif last_logits:
+        raise UsageError("`last_logits` must be left out for a target that is no language model.")
+    else:
+        bound = _bind(target, example_inputs, dims, torch_dtype, return_weights)
     name = name or _name_of(target)
     if not measure_lengths or min(measure_lengths) < 1:
         raise UsageError(
@@ -176,6 +186,7 @@ def export(
                     model=file,
                     contract=contract,
                     certificate=certificates[judged],
+                    companions=bound.companions,
                 )
             )
         on_step("write the package")
@@ -198,10 +209,6 @@ def _bind(
             )
         spec = target if isinstance(target, AttentionSpec) else AttentionSpec()
         return reference_target(spec, dtype=dtype or torch.float32, return_weights=return_weights)
-    if example_inputs is None and is_language_model(target):
-        from causal_attn.export.decoder.target import decoder_target
-
-        return decoder_target(target, dtype=dtype)
     return user_target(target, example_inputs, dims, dtype=dtype)
 
 

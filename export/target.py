@@ -51,6 +51,7 @@ class Target:
             torch.compile does: they may then be tied together, or fixed, and inputs ignored.
         reference: What the results are held against, called as `module` is; ``None``: `module`
             itself.
+        companions: Files that lie beside the graph, by name.
     """
 
     module: nn.Module
@@ -64,6 +65,7 @@ class Target:
     suggested: bool = False
     guarded: bool = False
     reference: nn.Module | None = None
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
     def arguments(self, tensors: Mapping[str, T]) -> dict[str, T]:
         """`tensors` by the parameters of ``forward``: dots in names of inputs are underscores."""

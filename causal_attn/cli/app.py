@@ -33,6 +33,7 @@ _EXTRA = {
     "onnx_ir": "verify",
     "jinja2": "verify",
     "matplotlib": "verify",
+    "transformers": "transformers",
     "onnxruntime": "cpu",
 }
 """Module to the extra that brings it."""

@@ -72,6 +72,10 @@ class ExportOptions:
         bool,
         typer.Option("--weights/--no-weights", help="Whether the reference op returns them."),
     ] = True
+    last_logits: Annotated[
+        bool,
+        typer.Option("--last-logits", help="Language model: logits of the last token alone."),
+    ] = False
     measure: Annotated[
         bool, typer.Option(help="Whether auto times the forms here or takes a fixed table.")
     ] = True
@@ -79,7 +83,10 @@ class ExportOptions:
 
 def export(
     target: Annotated[
-        str, typer.Argument(help="causal_attention, file.py:attribute or module:attribute.")
+        str,
+        typer.Argument(
+            help="causal_attention, file.py:attribute, module:attribute, or a model's folder."
+        ),
     ],
     path: Annotated[Path, typer.Option("--out", "-o", help="Folder of the package.")],
     *,

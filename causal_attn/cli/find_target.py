@@ -23,15 +23,16 @@ def require_target(name: str) -> None:
     Raises:
         UsageError: `name` has another shape, or the file is not there.
     """
-    if name != REFERENCE:
+    if name != REFERENCE and not _is_model_folder(name):
         _parts(name)
 
 
 def find_target(name: str) -> Any:
     """The object called `name`: ``file.py:attribute`` or ``package.module:attribute``.
 
-    ``causal_attention`` alone is the reference. A class is called without arguments. Modules are
-    looked for in the working folder first, as ``python -m`` does, and a file finds its neighbours.
+    ``causal_attention`` alone is the reference; a folder with a ``config.json`` is a language
+    model as `transformers` saves it. A class is called without arguments. Modules are looked for
+    in the working folder first, as ``python -m`` does, and a file finds its neighbours.
 
     Raises:
         UsageError: The file, module or attribute is not there, or importing it fails.
@@ -40,6 +41,10 @@ def find_target(name: str) -> Any:
         from causal_attn.attention.reference import causal_attention
 
         return causal_attention
+    if _is_model_folder(name):
+        from causal_attn.export.decoder.folder import load_folder
+
+        return load_folder(Path(name))
     place, attribute = _parts(name)
     try:
         module = _load(Path(place)) if place.endswith(".py") else _import(place)
@@ -60,12 +65,16 @@ def find_target(name: str) -> Any:
     return found() if isinstance(found, type) else found
 
 
+def _is_model_folder(name: str) -> bool:
+    return (Path(name) / "config.json").is_file()
+
+
 def _parts(name: str) -> tuple[str, str]:
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         raise UsageError(
-            "`TARGET` must be causal_attention, file.py:attribute or module:attribute, "
-            f"got {name!r}."
+            "`TARGET` must be causal_attention, file.py:attribute, module:attribute or a folder "
+            f"with a config.json, got {name!r}."
         )
     if place.endswith(".py") and not Path(place).is_file():
         raise UsageError(f"`TARGET` must name a file that exists, got {place!r}.")

@@ -27,9 +27,18 @@ from causal_attn.package.manifest import MANIFEST, SCHEMA_VERSION, read_manifest
 from causal_attn.package.read import SLOT, Package, check_certificate, read_package
 from causal_attn.package.replace import replacing_folder, require_replaceable
 
-__all__ = ["VariantSource", "require_free", "write_package"]
+__all__ = ["COMPANIONS", "VariantSource", "require_free", "write_package"]
 
 _MODEL, _CONTRACT, _CERTIFICATE = "model.onnx", "contract.json", "certificate.json"
+
+COMPANIONS = (
+    "config.json", "generation_config.json", "genai_config.json", "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "merges.txt",
+)  # fmt: skip
+"""Files of the ecosystem that may lie beside a model: its configuration and its tokenizer."""
+
+_OWN = (_MODEL, _CONTRACT, _CERTIFICATE, *COMPANIONS)
 
 # These become folder names on every system.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -51,6 +60,7 @@ class VariantSource:
         component: Likewise; ``None``: the package's name.
         session_options: ONNX Runtime's session config entries that the model needs, out of
             `causal_attn.package.session_options.SWITCHES`.
+        companions: Name to content of files that lie beside the model, out of `COMPANIONS`.
     """
 
     provider: Provider
@@ -60,6 +70,7 @@ class VariantSource:
     name: str | None = None
     component: str | None = None
     session_options: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def require_free(path: str | os.PathLike[str]) -> None:
@@ -156,7 +167,11 @@ def _write_variant(folder: Path, source: VariantSource) -> None:
     if source.certificate is not None:
         entries[CERTIFICATE_KEY] = source.certificate.to_json()
         (folder / _CERTIFICATE).write_text(entries[CERTIFICATE_KEY], "utf-8")
-    copied = {_MODEL, _CONTRACT, _CERTIFICATE}
+    for name, content in source.companions.items():
+        if name not in COMPANIONS:
+            raise PackageError(f"A companion must be one of {COMPANIONS}, got {name!r}.")
+        (folder / name).write_bytes(content)
+    copied = set(_OWN)
     for location, file in external_files(source.model).items():
         target = posixpath.normpath(location)
         if target.lower() in copied or target.lower().split("/")[0] in copied:
@@ -186,7 +201,7 @@ def _is_package(path: Path) -> bool:
         known = {path / MANIFEST}
         for variant in variants:
             folder = variant.folder(path)
-            known |= {folder / name for name in (_MODEL, _CONTRACT, _CERTIFICATE)}
+            known |= {folder / name for name in _OWN}
             known |= set(external_files(folder / _MODEL).values())
     except PackageError:
         return False

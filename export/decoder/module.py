@@ -97,9 +97,11 @@ def _implemented(model: PreTrainedModel, attention: str, experts: str) -> Iterat
     """`model` with attention and experts called so, where its code asks a registry for them."""
     with contextlib.ExitStack() as undo:
         if model._can_set_attn_implementation():
-            undo.callback(model.set_attn_implementation, model.config._attn_implementation)
+            before = model.config._attn_implementation or "eager"
+            undo.callback(model.set_attn_implementation, before)
             model.set_attn_implementation(attention)
         if model._can_set_experts_implementation():
-            undo.callback(model.set_experts_implementation, model.config._experts_implementation)
+            before = model.config._experts_implementation or "eager"
+            undo.callback(model.set_experts_implementation, before)
             model.set_experts_implementation(experts)
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from causal_attn.errors import CaptureError
 from causal_attn.export.decoder.cache import present
+from causal_attn.export.decoder.companions import companions
 from causal_attn.export.decoder.module import Decoder, OwnDecoder, cache_names, decoder_module
 from causal_attn.export.target import Target, evaluating
 
@@ -64,7 +66,7 @@ def decoder_target(
         decoder_module(kind, model, layers=layers, positions=positions, last_logits=last_logits)
         for kind in (Decoder, OwnDecoder)
     ]
-    return Target(
+    target = Target(
         module=kinds[0],
         examples=examples,
         dims=dims,
@@ -72,6 +74,7 @@ def decoder_target(
         bounds={"input_ids": (0, vocabulary)},
         reference=kinds[1],
     )
+    return replace(target, companions=companions(model, target))
 
 
 def _refuse(model: PreTrainedModel) -> None:

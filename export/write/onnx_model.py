@@ -24,6 +24,8 @@ from causal_attn.export.forms.form import Form
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog, quiet
 from causal_attn.export.write.inline_functions import write_functions
+from causal_attn.export.write.rotary import expand_angles
+from causal_attn.export.write.tied_weights import store_once
 from causal_attn.package.contract import TensorContract
 
 __all__ = ["lower", "save_model", "tensor_contracts"]
@@ -77,6 +79,8 @@ def lower(
         raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
     model: ir.Model = onnx_program.model
     write_functions(model, form.functions)
+    expand_angles(model)
+    store_once(model)
     _strip_metadata(model)
     _name_dims(model, program, target)
     _drop_unused_results(model)
