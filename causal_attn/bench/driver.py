@@ -23,7 +23,7 @@ from causal_attn.bench.systems import (
     SYSTEMS,
     require_system,
 )
-from causal_attn.bench.worker import EXPORTER, LIMIT
+from causal_attn.bench.worker import EXPORTER, LIMIT, SERVE
 from causal_attn.errors import CheckError, EngineError, UsageError
 from causal_attn.machine.facts import describe_machine
 from causal_attn.machine.provider import Provider
@@ -173,7 +173,7 @@ class _Run:
         self, models: Mapping[str, Case], package: str | Path | None, form: str, cache: str
     ) -> None:
         """Write the files that systems run, in a process that ends before they start."""
-        with Worker(EXPORTER, self._provider) as exporter:
+        with Worker(SERVE, EXPORTER, self._provider) as exporter:
             for number, (model, case) in enumerate(models.items()):
                 folder = Path(self._folder.name)
                 self._step(f"export and check: {model}")
@@ -273,7 +273,7 @@ class _Run:
             self._step(f"memory of {name}: {case.title}")
             if f"{name}, {case.model}" in self.skipped:
                 continue
-            with Worker(name, self._provider) as worker:
+            with Worker(SERVE, name, self._provider) as worker:
                 try:
                     worker.ask("prepare", case=case.to_dict(), model=self._file(name, case))
                     added[name] = worker.ask("memory", seed=1, warm_up=16)["added_bytes"]
@@ -310,7 +310,7 @@ class _Run:
 
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
-            self._workers[name] = Worker(name, self._provider)
+            self._workers[name] = Worker(SERVE, name, self._provider)
             self._pids[name] = self._workers[name].pid
         return self._workers[name]
 

@@ -1,4 +1,4 @@
-"""The process of one system: answers requests, one JSON object a line, until its input ends.
+"""The roles of the benchmark's workers: what each answers in its own process.
 
 ::
 
@@ -8,17 +8,13 @@
     {"do": "memory", "seed": 1}                      -> {"added_bytes": 123}
     {"do": "release"}                                -> {}
 
-An answer ``{"error": "…", "kind": "UsageError"}`` is a request that failed; the process goes on.
+`causal_attn.timing.worker` reads the requests and writes the answers.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,7 @@ from causal_attn.machine.provider import Provider
 from causal_attn.timing.memory import added_peak_bytes, resident_bytes
 from causal_attn.timing.turn import measure_turn
 
-__all__ = ["EXPORTER", "LIMIT", "main"]
+__all__ = ["EXPORTER", "LIMIT", "SERVE", "serve"]
 
 _MOST_KEPT_BYTES = 2 * 2**30
 
@@ -40,22 +36,13 @@ LIMIT = "limit"
 EXPORTER = "exporter"
 """Name of the process that writes the models."""
 
+SERVE = f"{__name__}:serve"
+"""The role of every worker of the benchmark."""
 
-def main(name: str, provider: str) -> None:
-    """Serve requests for the system `name` on `provider`."""
-    # Libraries print to stdout; answers go to a copy of it that they do not know.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    served = _SERVED.get(name, _SystemServer)(name, Provider.parse(provider))
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = getattr(served, f"do_{request.pop('do')}")(**request)
-        # A system that cannot run a case is an answer: the driver names it and goes on.
-        except Exception as error:  # noqa: BLE001
-            traceback.print_exc()
-            answer = {"error": str(error).strip() or repr(error), "kind": type(error).__name__}
-        answers.write(json.dumps(answer) + "\n")
+
+def serve(name: str, provider: Provider) -> Any:
+    """What answers for `LIMIT`, `EXPORTER` or else the system `name`, on `provider`."""
+    return _SERVED.get(name, _SystemServer)(name, provider)
 
 
 class _SystemServer:
@@ -165,7 +152,3 @@ class _ExportServer:
 
 
 _SERVED: Mapping[str, Any] = {LIMIT: _LimitServer, EXPORTER: _ExportServer}
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The driver's end of a worker: start it, ask it, and keep it still while others are measured.
+"""The caller's end of a worker: start it, ask it, and keep it still while others are measured.
 
 Threads of a pool that wait for work spin for a while, in ONNX Runtime and in OpenMP alike. Two
 pools in one process, or two processes awake at once, take the cores from each other, and the
@@ -7,7 +7,7 @@ has a process of its own, and a process whose turn it is not is stopped (SIGSTOP
 threads runs, spinning or not. It is kept, not started anew, because starting costs seconds and a
 first call in a fresh process is not what a service sees. The warm-up of a turn wakes its threads.
 
-Each worker is a process group of its own: if the driver dies, the kernel sends SIGHUP and SIGCONT
+Each worker is a process group of its own: if the caller dies, the kernel sends SIGHUP and SIGCONT
 to the stopped groups that it leaves behind (POSIX, orphaned process groups), and they end.
 """
 
@@ -25,7 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import causal_attn
 from causal_attn import errors
 from causal_attn.errors import CausalAttnError, EngineError
 from causal_attn.machine.provider import Provider
@@ -42,22 +41,24 @@ class WorkerFailed(EngineError):
 
 
 class Worker:
-    """A process that answers `causal_attn.bench.worker`'s requests; stopped between them.
+    """A process that answers the requests of one role; stopped between them.
 
     Args:
-        name: A system, or one of the worker's own roles.
+        role: What answers in the process, as `causal_attn.timing.worker` finds it, such as
+            ``causal_attn.bench.worker:serve``.
+        name: What the role is to serve: a system, or the path of a model.
         provider: What it runs on.
 
     A context manager; its end kills the process.
     """
 
-    def __init__(self, name: str, provider: Provider) -> None:
+    def __init__(self, role: str, name: str, provider: Provider) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        root = str(Path(causal_attn.__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         inherited = os.environ.get("PYTHONPATH")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "causal_attn.bench.worker", name, str(provider)],
+            [sys.executable, "-m", "causal_attn.timing.worker", role, name, str(provider)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

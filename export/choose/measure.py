@@ -14,12 +14,13 @@ from itertools import combinations, permutations
 from pathlib import Path
 
 from causal_attn.attention.spec import AttentionSpec
-from causal_attn.errors import EngineError
+from causal_attn.errors import CausalAttnError
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.forms.form import Form
 from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import TensorContract
-from causal_attn.timing.stopwatch import Stopwatch
+from causal_attn.timing.model import model_worker
+from causal_attn.timing.process import Worker, WorkerFailed
 
 __all__ = [
     "LONGEST_SWITCH",
@@ -105,32 +106,36 @@ def time_models(
     named = {dim for tensor in inputs for dim in tensor.dims if isinstance(dim, str)}
     times: dict[str, dict[int, float]] = {name: {} for name in models}
     with ExitStack() as stack:
-        watches = {
-            name: stack.enter_context(Stopwatch(path, str(provider)))
+        workers = {
+            name: stack.enter_context(model_worker(path, provider))
             for name, path in models.items()
         }
         for length in lengths:
             on_step(f"measure at {length} tokens")
             case = {dim: sizes.get(dim, 1) for dim in named} | {"tokens": length}
             try:
-                found = _time_in_turns(watches, case)
-            except EngineError:
-                if not all(watch.runs() for watch in watches.values()):
+                for worker in workers.values():
+                    worker.ask("prepare", sizes=case)
+            except CausalAttnError as error:
+                # What fails without words of ours is a defect, not a length that is too long.
+                alive = all(worker.runs() for worker in workers.values())
+                if isinstance(error, WorkerFailed) or not alive:
                     raise
                 continue
-            for name, spent in found.items():
+            for name, spent in _time_in_turns(workers).items():
                 times[name][length] = spent
     return times
 
 
-def _time_in_turns(watches: Mapping[str, Stopwatch], case: Mapping[str, int]) -> dict[str, float]:
+def _time_in_turns(workers: Mapping[str, Worker]) -> dict[str, float]:
     found: dict[str, float] = {}
     for _ in range(ROUNDS):
         best = min(found.values(), default=math.inf)
-        for name, watch in watches.items():
+        for name, worker in workers.items():
             known = found.get(name, math.inf)
             if known <= HOPELESS * best:
-                found[name] = min(known, watch.fastest_ms(case, TURN_SECONDS))
+                answer = worker.ask("turn", seconds=TURN_SECONDS)
+                found[name] = min(known, 1e3 * answer["seconds"])
     return found
 
 

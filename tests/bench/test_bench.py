@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from causal_attn.bench.plot import draw_bench
 from causal_attn.bench.report import SCHEMA, CaseResult, MemoryResult, Spread
 from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, PackageSystem, TorchSystem
 from causal_attn.bench.table import bench_tables, in_time_units
-from causal_attn.bench.worker import EXPORTER, LIMIT, _SystemServer
+from causal_attn.bench.worker import EXPORTER, LIMIT, SERVE, _SystemServer
 from causal_attn.cli.app import app
 from causal_attn.errors import (
     CheckError,
@@ -46,9 +43,7 @@ from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest, write_metadata
 from causal_attn.timing.busy import busy_seconds
-from causal_attn.timing.memory import added_peak_bytes
 from causal_attn.timing.process import Worker, WorkerFailed
-from causal_attn.timing.turn import measure_turn
 
 ROOT = Path(__file__).parents[2]
 PREFILL = [
@@ -57,9 +52,6 @@ PREFILL = [
 ]
 DECODE = Case(mode=Mode.DECODE, batch=2, heads=4, kv_heads=2, head_dim=8, tokens=6)
 FAST = [OURS, BASELINE, PLAIN]
-needs_stopping = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc"
-)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +186,7 @@ def test_absent_provider_is_refused_in_words() -> None:
 
 
 def test_package_that_fits_no_case_is_refused(package: Path, tmp_path: Path) -> None:
-    with Worker(OURS, Provider.CPU) as worker:
+    with Worker(SERVE, OURS, Provider.CPU) as worker:
         worker.ask("prepare", case=DECODE.to_dict(), model=str(package))
         with pytest.raises(UsageError, match=r"`package` must have the inputs .* for decode"):
             worker.ask("sample", seed=0)
@@ -217,7 +209,7 @@ class _FakeWorker:
 
     pid = 1
 
-    def __init__(self, name: str, provider: Provider) -> None:
+    def __init__(self, role: str, name: str, provider: Provider) -> None:
         self.name = name
 
     def __enter__(self) -> _FakeWorker:
@@ -337,51 +329,6 @@ def test_a_cache_of_fixed_capacity_is_written_in_place(tmp_path: Path) -> None:
     system.release()
 
 
-@needs_stopping
-def test_a_worker_is_still_between_its_turns_and_never_sees_torch(package: Path) -> None:
-    with Worker(OURS, Provider.CPU) as worker:
-        worker.ask("prepare", case=PREFILL[0].to_dict(), model=str(package))
-        answer = worker.ask("turn", seed=1, seconds=0.01)
-        assert answer["seconds"] > 0
-        assert _state(worker.pid) == "T"
-        assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker.pid, 0)
-
-
-@needs_stopping
-def test_workers_end_when_their_driver_is_killed() -> None:
-    code = (
-        "import os, signal\n"
-        "from causal_attn.timing.process import Worker\n"
-        "worker = Worker('causal_attn', 'cpu')\n"
-        "worker.ask('release')\n"
-        "print(worker.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    driver = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert driver.returncode == -signal.SIGKILL
-    pid = int(driver.stdout)
-    deadline = time.monotonic() + 10
-    while _state(pid) not in (None, "Z", "X"):
-        assert time.monotonic() < deadline, f"worker {pid} is still there"
-        time.sleep(0.02)
-
-
-def test_what_a_worker_cannot_do_comes_back_as_an_error(tmp_path: Path) -> None:
-    with Worker(OURS, Provider.CPU) as worker:
-        with pytest.raises(PackageError):
-            worker.ask("prepare", case=PREFILL[0].to_dict(), model=str(tmp_path / "none"))
-        with pytest.raises(WorkerFailed, match="AttributeError"):
-            worker.ask("nothing")
-        worker.ask("release")
-        os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="it ended with -9"):
-            worker.ask("release")
-
-
 def test_importing_the_benchmark_needs_no_torch() -> None:
     code = (
         "import sys\n"
@@ -469,24 +416,6 @@ def test_inputs_are_the_same_in_every_process_and_fresh_in_every_turn(dtype: str
     assert len({tuple(values) for values in flat}) == len(flat)
 
 
-def test_turn_times_a_call_and_warms_up_first() -> None:
-    calls: list[float] = []
-    clock = _clock(calls)
-    samples = measure_turn(lambda: next(clock), lambda: None, 0.02, grouped=False)
-    assert 0 < len(samples) < len(calls)
-    assert all(seconds >= 0.001 for seconds in samples)
-    waits: list[int] = []
-    measure_turn(lambda: calls.append(0), lambda: waits.append(0), 0.01, grouped=True)
-    assert len(waits) < len(calls)
-
-
-def test_memory_sees_what_was_freed_again_but_not_what_was_there() -> None:
-    held = np.ones(40_000_000, np.uint8)
-    added = added_peak_bytes(lambda: np.ones(60_000_000, np.uint8).sum())
-    assert 55_000_000 < added < 80_000_000
-    assert added_peak_bytes(held.sum) < 20_000_000
-
-
 @pytest.mark.parametrize("system", FAST)
 def test_a_worker_that_holds_much_lets_go_between_turns(
     system: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -494,7 +423,7 @@ def test_a_worker_that_holds_much_lets_go_between_turns(
     path = package
     if system == PLAIN:
         path = tmp_path / "plain.onnx"
-        with Worker(EXPORTER, Provider.CPU) as exporter:
+        with Worker(SERVE, EXPORTER, Provider.CPU) as exporter:
             exporter.ask("plain", case=PREFILL[0].to_dict(), path=str(path))
     held = iter([0, 2**40, 0])
     monkeypatch.setattr("causal_attn.bench.worker.resident_bytes", lambda: next(held))
@@ -680,18 +609,3 @@ def _in_place_decoder(path: Path, case: Case) -> Path:
         path, {CONTRACT_KEY: contract.to_json(), CERTIFICATE_KEY: certificate.to_json()}
     )
     return path
-
-
-def _state(pid: int) -> str | None:
-    """The state letter of a process; ``None`` if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return None
-
-
-def _clock(calls: list[float]) -> Iterator[float]:
-    while True:
-        calls.append(time.perf_counter())
-        time.sleep(0.001)
-        yield calls[-1]

@@ -23,7 +23,6 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate, Verdict
 from causal_attn.package.contract import Contract
 from causal_attn.runtime import load
-from causal_attn.timing.stopwatch import Stopwatch
 from causal_attn.verify import verify
 from causal_attn.verify.checks.comparison import compare
 from causal_attn.verify.feeds.feeder import Feeder, switch_lengths
@@ -324,8 +323,7 @@ def test_measure_lengths_must_be_lengths(lengths: tuple[int, ...], tmp_path: Pat
 
 
 def test_a_model_that_cannot_be_timed_is_an_error(tmp_path: Path) -> None:
-    with (
-        Stopwatch(tmp_path / "absent.onnx", "cpu") as watch,
-        pytest.raises(EngineError, match=r"absent\.onnx"),
-    ):
-        watch.fastest_ms({"tokens": 2}, 0.01)
+    with pytest.raises(EngineError, match=r"absent\.onnx"):
+        measure.time_models(
+            {"attention": tmp_path / "absent.onnx"}, (), None, CPU, (2,), lambda _: None
+        )
