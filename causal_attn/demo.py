@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_attn.atomic_file import refusals_of_the_disk
 from causal_attn.attention.example import worked_example
 from causal_attn.package.certificate import Certificate
 
@@ -55,6 +56,7 @@ def run_demo(out: Path, on_step: Callable[[str], None]) -> Demo:
 
     Raises:
         CausalAttnError: As `causal_attn.export.export`.
+        UsageError: `out` cannot be written.
     """
     on_step("import torch")
     from causal_attn import causal_attention
@@ -62,7 +64,8 @@ def run_demo(out: Path, on_step: Callable[[str], None]) -> Demo:
     from causal_attn.picture import draw_weights
     from causal_attn.runtime import load
 
-    out.mkdir(parents=True, exist_ok=True)
+    with refusals_of_the_disk(out, "out"):
+        out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     package = export(causal_attention, out / "causal_attention", on_step=on_step)
     seconds = time.perf_counter() - start

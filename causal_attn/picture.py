@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_attn.atomic_file import replacing_file
 from causal_attn.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def draw_weights(
 
     Raises:
         InputError: `weights` is not such a matrix, or there is not one token for each key.
+        UsageError: The place cannot be written.
         MissingDependencyError: matplotlib is not installed.
     """
     if not isinstance(weights, np.ndarray) or weights.dtype.kind != "f":
@@ -116,7 +119,7 @@ def draw_weights(
 
 def draw_visibility(
     matrix: NDArray[np.bool_],
-    path: str | PathLike[str],
+    path: str | PathLike[str] | BinaryIO,
     *,
     leaks: NDArray[np.bool_] | None = None,
 ) -> None:
@@ -126,13 +129,14 @@ def draw_visibility(
 
     Args:
         matrix: ``[q_tokens, kv_tokens]`` bool, True where the query sees the key.
-        path: The PNG file to write; an existing one is replaced.
+        path: The PNG file to write, an existing one is replaced; or one that is open for writing.
         leaks: As `matrix`, True where seeing is wrong; only keys that are seen. Default: what lies
             above the diagonal that ends in the lower right corner, i.e. the queries are the last
             of the keys.
 
     Raises:
         InputError: `matrix` or `leaks` is not such a matrix.
+        UsageError: The place cannot be written.
         MissingDependencyError: matplotlib is not installed.
     """
     for name, value in (("matrix", matrix), ("leaks", matrix if leaks is None else leaks)):
@@ -189,10 +193,22 @@ def make_figure(width_inches: float, height_inches: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | PathLike[str]) -> None:
-    """Write `figure` as a PNG file with nothing in it but the picture."""
+def save(figure: Figure, target: str | PathLike[str] | BinaryIO) -> None:
+    """Write `figure` as PNG with nothing in it but the picture.
+
+    Args:
+        figure: Of `make_figure`.
+        target: The file to write, an existing one is replaced; or one that is open for writing.
+
+    Raises:
+        UsageError: The place cannot be written.
+    """
+    if isinstance(target, str | PathLike):
+        with replacing_file(Path(target)) as file:
+            save(figure, file)
+        return
     # matplotlib writes its version into the file unless told not to.
-    figure.savefig(path, format="png", dpi=_DPI, metadata={"Software": None})
+    figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
 
 
 def _require_matrix(name: str, value: NDArray[Any]) -> None:

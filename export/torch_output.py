@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import secrets
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+
+from causal_attn.atomic_file import replacing_file
+from causal_attn.errors import UsageError
 
 __all__ = ["ExportLog", "quiet"]
 
@@ -41,11 +46,15 @@ class ExportLog:
         """A clause that names a new file with the log, in the system's temporary folder."""
         if not self._kept:
             return "torch's own report was not kept"
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="causal_attn-export-", suffix=".log", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(self._text.getvalue())
-        return f"torch's own report is in {file.name}"
+        path = Path(tempfile.gettempdir(), f"causal_attn-export-{secrets.token_hex(4)}.log")
+        try:
+            # For its owner alone: the folder is everybody's, and the report shows source.
+            with replacing_file(path, mode=0o600) as file:
+                file.write(self._text.getvalue().encode(errors="backslashreplace"))
+        except UsageError as error:
+            # The error that this clause belongs to says more than that the disk is full.
+            return f"torch's own report could not be kept: {error}".rstrip(".")
+        return f"torch's own report is in {path}"
 
 
 @contextlib.contextmanager

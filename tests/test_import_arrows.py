@@ -20,11 +20,12 @@ FOLDERS = {
 }
 """Where the source lies, and what it is called once installed."""
 
-BASE = {"errors", "json_text"}
+BASE = {"atomic_file", "errors", "json_text"}
 
 # No part imports the root: its lazy names exist for users.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "atomic_file": {"errors"},
     "json_text": {"errors"},
     "attention": BASE,
     "machine": BASE,

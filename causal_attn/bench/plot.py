@@ -44,7 +44,7 @@ def draw_bench(report: Report, path: str | PathLike[str]) -> None:
         path: The PNG file to write; an existing one is replaced.
 
     Raises:
-        UsageError: The report has no cases.
+        UsageError: The report has no cases, or the place cannot be written.
         MissingDependencyError: matplotlib is not installed.
     """
     families = report.families()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_attn.atomic_file import replacing_file
 from causal_attn.errors import InputError, UsageError
 
 __all__ = ["read_arrays", "write_arrays"]
@@ -47,30 +46,11 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """
     if path.suffix != ".npz":
         raise UsageError(f"`--out` must end in .npz, got {path.name!r}.")
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            # Not np.savez: it takes arrays as keyword arguments, so none may be called "file".
-            with zipfile.ZipFile(file, "w") as archive:
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
-        # A temporary file is private to its owner; the result gets what a new file would have.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise UsageError(
-            f"`--out` must be a place that can be written, got {str(path)!r}: {error.strerror}."
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    # Not np.savez: it takes arrays as keyword arguments, so none may be called "file".
+    with replacing_file(path, "--out") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _read(path: Path, name: str, argument: str) -> dict[str, NDArray[Any]]:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from causal_attn.atomic_file import replacing_file
 from causal_attn.errors import PackageError, UsageError
 from causal_attn.json_text import MAX_JSON_BYTES
 from causal_attn.package.hold import HeldModel, hold_model, read_model_bytes
@@ -129,28 +129,10 @@ def write_metadata(path: str | os.PathLike[str], entries: Mapping[str, str]) -> 
             f"The model must stay below 2 GiB with its certificate: {path}. Keep its weights "
             "as external data."
         )
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(new, "xb") as file:
-            for start, end in kept:
-                file.write(memoryview(data)[start:end])
-            file.write(records)
-            file.flush()
-            os.fsync(file.fileno())
-        new.chmod(path.stat().st_mode & 0o7777)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise PackageError(f"The model cannot be written: {error}.") from None
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    try:
-        os.replace(new, path)
-    except BaseException as error:
-        new.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise PackageError(f"The model cannot be replaced: {error}.") from None
-        raise
+    with replacing_file(path, error=PackageError) as file:
+        for start, end in kept:
+            file.write(memoryview(data)[start:end])
+        file.write(records)
 
 
 def _record(key: str, value: str) -> bytes:

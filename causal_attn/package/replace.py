@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from causal_attn.atomic_file import (
+    locked,
+    name_beside,
+    refusals_of_the_disk,
+    remove_abandoned,
+    sync_entry,
+)
 from causal_attn.errors import UsageError
 
 __all__ = ["replacing_folder", "require_replaceable"]
@@ -37,23 +42,20 @@ def replacing_folder(path: Path, replaceable: Callable[[Path], bool]) -> Iterato
         UsageError: Something at `path` may not be replaced, or the place cannot be written.
     """
     require_replaceable(path, replaceable)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        new.mkdir()
-        with _locked(new):
-            yield new
-            _sync(new)
-            require_replaceable(path, replaceable)
-            _take_place(new, path)
-        _sync_entry(path.parent)
-    except OSError as error:
-        raise UsageError(
-            f"`path` must be a place that can be written, got {str(path)!r}: {error.strerror}."
-        ) from None
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    new = name_beside(path)
+    with refusals_of_the_disk(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(path)
+            new.mkdir()
+            with locked(new):
+                yield new
+                _sync(new)
+                require_replaceable(path, replaceable)
+                _take_place(new, path)
+            sync_entry(path.parent)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
@@ -73,45 +75,6 @@ def require_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None
             f"`path` must be free, empty or an earlier package alone, got {str(path)!r}, which "
             "holds something else. Give another path, or move that away."
         )
-
-
-_YOUNG_SECONDS = 10.0
-"""Between the making of a new folder and its lock another process must not take it for old."""
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a lock on `folder` that ends with this process; ``False`` where another holds it."""
-    if sys.platform == "win32":
-        yield False
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(descriptor)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove new folders for `path` whose processes are gone."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
-    for folder in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-        try:
-            if folder.is_symlink() or time.time() - folder.stat().st_ctime < _YOUNG_SECONDS:
-                continue
-            with _locked(folder) as abandoned:
-                if abandoned:
-                    shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            # Another process removed it first, or it is not ours to look into.
-            continue
 
 
 def _take_place(new: Path, path: Path) -> None:
@@ -146,15 +109,5 @@ def _exchange(one: Path, other: Path) -> bool:
 def _sync(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
-            _sync_entry(Path(parent, name))
-        _sync_entry(Path(parent))
-
-
-def _sync_entry(path: Path) -> None:
-    if sys.platform == "win32":  # folders cannot be opened there, nor read-only files flushed
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_entry(Path(parent, name))
+        sync_entry(Path(parent))

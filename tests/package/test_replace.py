@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from causal_attn.package import replace
+from causal_attn import atomic_file
 from causal_attn.package.replace import replacing_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
@@ -53,7 +53,7 @@ def test_only_what_the_dead_left_is_removed(
             child.wait()
         write(path)
         assert left.exists(), "it is too young to tell"
-        monkeypatch.setattr(replace, "_YOUNG_SECONDS", 0.0)
+        monkeypatch.setattr(atomic_file, "_YOUNG_SECONDS", 0.0)
         write(path)
         assert not left.exists()
         assert (kept / "model.onnx").stat().st_size == 1000
@@ -72,7 +72,7 @@ def test_only_what_the_dead_left_is_removed(
 def test_names_that_only_look_alike_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replace, "_YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr(atomic_file, "_YOUNG_SECONDS", 0.0)
     names = [".p.0123456.tmp", ".p.01234567.old", ".px01234567.tmp", "p.01234567.tmp", ".p.tmp"]
     for name in names:
         (tmp_path / name).mkdir()

@@ -8,9 +8,9 @@ mailed and archived; the templates escape what comes from the model.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
+from causal_attn.atomic_file import refusals_of_the_disk, replacing_file
 from causal_attn.errors import UsageError
 from causal_attn.verify.page.sections import MOST_STEPS, RESULTS, part
 from causal_attn.verify.page.template import render
@@ -43,27 +43,10 @@ def write_page(report: Report, folder: str | Path) -> Path:
     path = folder / "index.html"
     _require_free(folder, path)
     content = render_page(report).encode()
-    temporary = None
-    try:
+    with refusals_of_the_disk(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".index.html.", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # A temporary file is private to its owner; the page gets what a new file would have.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise UsageError(
-            f"`folder` must be a place that can be written, got {str(folder)!r}: {error.strerror}."
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    with replacing_file(path, "folder") as file:
+        file.write(content)
     return path
 
 

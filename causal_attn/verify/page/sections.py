@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import struct
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,10 +122,9 @@ def _leaks(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Picture:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "visibility.png")
-        draw_visibility(matrix, path, leaks=_leaks(matrix))
-        content = path.read_bytes()
+    file = io.BytesIO()
+    draw_visibility(matrix, file, leaks=_leaks(matrix))
+    content = file.getvalue()
     # The IHDR chunk of a PNG is the first: its width and height begin at byte 16.
     width, height = struct.unpack(">II", content[16:24])
     pairs = np.argwhere(_leaks(matrix))
