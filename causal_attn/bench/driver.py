@@ -14,15 +14,10 @@ from typing import Any, Self
 import numpy as np
 
 from causal_attn.bench.cases import Case, Mode
+from causal_attn.bench.plan import Plan
 from causal_attn.bench.report import CaseResult, MemoryResult, Report
-from causal_attn.bench.systems import (
-    BASELINE,
-    FORM_SYSTEMS,
-    OURS,
-    PLAIN,
-    SYSTEMS,
-    require_system,
-)
+from causal_attn.bench.settings import Settings
+from causal_attn.bench.systems import BASELINE, FORM_SYSTEMS, OURS, PLAIN
 from causal_attn.bench.worker import EXPORTER, LIMIT, SERVE
 from causal_attn.errors import CheckError, EngineError, UsageError
 from causal_attn.machine.facts import describe_machine
@@ -40,90 +35,70 @@ _TOLERANCE = {"float32": 1e-3, "float16": 2e-2}
 _TRIES = 3
 """Turns taken for one figure at most, while other processes take more than `BUSY_SHARE`."""
 
+_STANDING = Settings()
+
 Progress = Callable[[int, int, str], None]
 
 
 def run_bench(
-    cases: Sequence[Case],
+    plan: Plan,
+    settings: Settings = _STANDING,
     *,
-    memory: Sequence[Case] = (),
-    systems: Sequence[str] = tuple(SYSTEMS),
-    provider: str | Provider = Provider.CPU,
-    package: str | Path | None = None,
-    form: str = "auto",
-    cache: str = "static",
-    rounds: int = 7,
-    turn_seconds: float = 0.2,
     on_progress: Progress = lambda done, total, words: None,
 ) -> Report:
-    """Measure `systems` on `cases`.
+    """Measure systems on cases.
 
     A round gives every system one turn in every case, in an order that moves on by one each
     round; inputs are fresh in every round and the same for all its systems. A turn that other
     processes disturb is taken again, up to three times; the quietest counts.
 
     Args:
-        cases: What to run, in this order; short ones first keeps memory of long ones out of them.
-        memory: Cases to measure added peak memory on, each in a fresh process.
-        systems: Out of `SYSTEMS`, or forms, exported on the spot and run alone. Ratios need
-            ``torch``.
-        provider: What all of them run on; ``cuda`` puts torch on the GPU.
-        package: A package of ours; default: exported on the spot, one a family of cases.
-        form: Of the package exported on the spot.
-        cache: Of a package exported on the spot for a decode step: ``static``, bound and written
-            in place as torch's is, or ``dynamic``, which every step copies.
-        rounds: Turns of each system in each case.
-        turn_seconds: Length of a turn after its warm-up; one call at least, however long.
+        plan: What to run.
+        settings: How.
         on_progress: Called with steps done, steps in all, and the step under way.
 
     Returns:
         The report; what could not be run is in `Report.skipped`, in words.
 
     Raises:
-        UsageError: An argument is wrong, or `package` does not fit a case.
+        UsageError: `plan` is empty or does not fit the provider or the package, or the package
+            does not fit a case.
         CheckError: A system computes something else than torch does.
         CausalAttnError: The export failed.
     """
-    chosen = require_provider(provider)
-    for name in systems:
-        require_system(name)
-    if not systems or len(set(systems)) != len(systems):
-        raise UsageError(f"`systems` must be distinct and not empty, got {list(systems)}.")
-    if not isinstance(rounds, int) or rounds < 1:
-        raise UsageError(f"`rounds` must be an integer >= 1, got {rounds!r}.")
-    if not turn_seconds > 0:
-        raise UsageError(f"`turn_seconds` must be > 0, got {turn_seconds!r}.")
-    if not cases and not memory:
-        raise UsageError("`cases` must not be empty, got none.")
-    if memory and chosen.device != "cpu":
+    provider = require_provider(settings.provider)
+    if not plan.cases and not plan.memory:
+        raise UsageError("`plan` must have cases, got none.")
+    if plan.memory and provider.device != "cpu":
         raise UsageError(
-            f"`memory` must be measured on a provider of the host, got {str(chosen)!r}: resident "
-            "memory says nothing about a device."
+            f"`memory` must be measured on a provider of the host, got {str(provider)!r}: "
+            "resident memory says nothing about a device."
         )
-    models = {case.model: case for case in (*cases, *memory)}
-    if package is not None and len(models) > 1:
+    models = {case.model: case for case in (*plan.cases, *plan.memory)}
+    if settings.package is not None and len(models) > 1:
         raise UsageError(
             f"`package` must fit all cases, got cases of {len(models)} models: {list(models)}. "
             "Run one at a time."
         )
-    turns = (rounds + 1) * (len(systems) + 1)
-    alone = sum(name in FORM_SYSTEMS for name in systems)
-    total = (2 + alone) * len(models) + turns * len(cases) + len(systems) * len(memory)
-    with _Run(chosen, systems, on_progress, total) as run:
-        run.write_models(models, package, form, cache)
-        measured = [run.measure(case, rounds, turn_seconds) for case in cases]
+    count = len(settings.systems)
+    turns = (settings.rounds + 1) * (count + 1)
+    alone = sum(name in FORM_SYSTEMS for name in settings.systems)
+    total = (2 + alone) * len(models) + turns * len(plan.cases) + count * len(plan.memory)
+    with _Run(settings, provider, on_progress, total) as run:
+        run.write_models(models)
+        measured = [run.measure(case) for case in plan.cases]
         results = _held_to_one_limit([result for result in measured if result is not None])
         pids = run.pids()
         # Their memory must not be there when memory is measured.
         run.close_workers()
-        peaks = [run.measure_memory(case) for case in memory]
+        peaks = [run.measure_memory(case) for case in plan.memory]
     return Report(
-        machine=describe_machine(chosen),
+        machine=describe_machine(provider),
         settings={
-            "rounds": rounds,
-            "turn_seconds": turn_seconds,
-            "form": form if package is None else None,
-            "systems": list(systems),
+            "rounds": settings.rounds,
+            "turn_seconds": settings.turn_seconds,
+            "form": settings.form if settings.package is None else None,
+            "systems": list(settings.systems),
         },
         packages=run.packages,
         cases=results,
@@ -137,12 +112,11 @@ class _Run:
     """The workers and files of one run."""
 
     def __init__(
-        self, provider: Provider, systems: Sequence[str], on_progress: Progress, total: int
+        self, settings: Settings, provider: Provider, on_progress: Progress, total: int
     ) -> None:
         self.packages: dict[str, dict[str, Any]] = {}
         self.skipped: dict[str, str] = {}
-        self._provider = provider
-        self._systems = systems
+        self._settings, self._provider = settings, provider
         self._progress, self._done, self._total = on_progress, 0, total
         self._workers: dict[str, Worker] = {}
         self._pids: dict[str, int] = {}
@@ -169,24 +143,24 @@ class _Run:
             worker.close()
         self._workers.clear()
 
-    def write_models(
-        self, models: Mapping[str, Case], package: str | Path | None, form: str, cache: str
-    ) -> None:
+    def write_models(self, models: Mapping[str, Case]) -> None:
         """Write the files that systems run, in a process that ends before they start."""
+        systems, package = self._settings.systems, self._settings.package
+        form, cache = self._settings.form, self._settings.cache
         with Worker(SERVE, EXPORTER, self._provider) as exporter:
             for number, (model, case) in enumerate(models.items()):
                 folder = Path(self._folder.name)
                 self._step(f"export and check: {model}")
-                if OURS in self._systems and package is None:
+                if OURS in systems and package is None:
                     path = folder / f"package-{number}"
                     self.packages[model] = exporter.ask(
                         "package", case=case.to_dict(), path=str(path), form=form, cache=cache
                     )
                     self._files[OURS, model] = path
-                elif OURS in self._systems and package is not None:
+                elif OURS in systems and package is not None:
                     self.packages[model] = _described(Path(package), self._provider)
                     self._files[OURS, model] = Path(package).absolute()
-                for name in filter(FORM_SYSTEMS.__contains__, self._systems):
+                for name in filter(FORM_SYSTEMS.__contains__, systems):
                     self._step(f"export and check {name}: {model}")
                     path = folder / f"{name}-{number}"
                     try:
@@ -198,7 +172,7 @@ class _Run:
                     else:
                         self._files[name, model] = path
                 self._step(f"torch.onnx.export: {model}")
-                if PLAIN in self._systems:
+                if PLAIN in systems:
                     path = folder / f"plain-{number}.onnx"
                     try:
                         exporter.ask("plain", case=case.to_dict(), path=str(path))
@@ -207,21 +181,21 @@ class _Run:
                     else:
                         self._files[PLAIN, model] = path
 
-    def measure(self, case: Case, rounds: int, turn_seconds: float) -> CaseResult | None:
+    def measure(self, case: Case) -> CaseResult | None:
         """All rounds of one case; ``None`` if there is nothing to tell."""
-        samples = {name: self._prepare(name, case) for name in (*self._systems, LIMIT)}
+        samples = {name: self._prepare(name, case) for name in (*self._settings.systems, LIMIT)}
         ready = [name for name, sample in samples.items() if sample is not None]
         _require_same({name: samples[name] for name in ready if name != LIMIT}, case)
         seconds: dict[str, list[float]] = {name: [] for name in ready if name != LIMIT}
         rates: list[float] = []
         elsewhere: list[float] = []
-        for number in range(rounds):
+        for number in range(self._settings.rounds):
             # Whoever comes first in a round would always follow the same system.
             shift = number % len(ready) if ready else 0
             for name in (*ready[shift:], *ready[:shift]):
                 self._step(f"{name}: {case.title}")
                 try:
-                    answer, share = self._quietest_turn(name, number + 1, turn_seconds)
+                    answer, share = self._quietest_turn(name, number + 1)
                 except EngineError as error:
                     if name == LIMIT or self._worker(name).runs():
                         raise
@@ -247,13 +221,12 @@ class _Run:
             elsewhere=sum(elsewhere) / len(elsewhere) if elsewhere else None,
         )
 
-    def _quietest_turn(
-        self, name: str, seed: int, seconds: float
-    ) -> tuple[dict[str, Any], float | None]:
+    def _quietest_turn(self, name: str, seed: int) -> tuple[dict[str, Any], float | None]:
         """The answer to a turn, and the share of the cores that other processes had meanwhile.
 
         Whether a turn is taken again depends on others alone, never on its own figure.
         """
+        seconds = self._settings.turn_seconds
         tries: list[tuple[float, dict[str, Any]]] = []
         while True:
             clock = _Clock()
@@ -269,7 +242,7 @@ class _Run:
     def measure_memory(self, case: Case) -> MemoryResult:
         """Peak memory added by each system, each in a fresh process."""
         added: dict[str, int] = {}
-        for name in self._systems:
+        for name in self._settings.systems:
             self._step(f"memory of {name}: {case.title}")
             if f"{name}, {case.model}" in self.skipped:
                 continue

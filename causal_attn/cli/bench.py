@@ -17,7 +17,7 @@ __all__ = ["CaseOptions", "bench"]
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """The arguments of `make_plan`: which cases are run."""
+    """The fields of `Selection`: which cases are run."""
 
     prefill: Annotated[bool, typer.Option("--prefill", help="Time whole sequences.")] = False
     decode: Annotated[bool, typer.Option("--decode", help="Time one token over a cache.")] = False
@@ -69,28 +69,26 @@ def bench(
     Without a part or a shape, all parts run on their standing grid, which takes minutes; a shape
     alone means --prefill. Exit code 3: nothing could be measured.
     """
-    from causal_attn.bench import FORM_SYSTEMS, SYSTEMS, make_plan, run_bench
+    from causal_attn.bench import FORM_SYSTEMS, SYSTEMS, Selection, Settings, make_plan, run_bench
     from causal_attn.bench.plot import draw_bench
     from causal_attn.bench.table import bench_tables
 
     cases: dict[str, Any] = asdict(which)
     cases["tokens"] = parse_lengths(which.tokens, "--tokens")
-    plan = make_plan(**cases)
+    plan = make_plan(Selection(**cases))
     if forms and systems:
         raise UsageError("`--forms` must be given without `--system`, got both.")
     chosen = [*list(SYSTEMS)[:2], *FORM_SYSTEMS] if forms else systems or list(SYSTEMS)
+    settings = Settings(
+        systems=tuple(chosen),
+        provider=provider,
+        package=ours.package,
+        form=ours.form,
+        cache=ours.cache,
+        rounds=rounds,
+    )
     with progress() as on_progress:
-        report = run_bench(
-            plan.cases,
-            memory=plan.memory,
-            systems=chosen,
-            provider=provider,
-            package=ours.package,
-            form=ours.form,
-            cache=ours.cache,
-            rounds=rounds,
-            on_progress=on_progress,
-        )
+        report = run_bench(plan, settings, on_progress=on_progress)
     if plot is not None and report.cases:
         draw_bench(report, plot)
     if as_json:

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from causal_attn.attention.spec import AttentionSpec
-from causal_attn.bench import Case, Mode, Report, make_plan, run_bench
+from causal_attn.bench import Case, Mode, Plan, Report, Selection, Settings, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
 from causal_attn.bench.driver import _Clock, _held_to_one_limit, _require_same
 from causal_attn.bench.limits import limit_seconds
@@ -66,13 +66,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report() -> Report:
     """A run of every system but torch.compile, which takes seconds to compile."""
     return run_bench(
-        [*PREFILL, DECODE],
-        memory=PREFILL[:1],
-        systems=FAST,
-        form="attention",
-        cache="dynamic",
-        rounds=2,
-        turn_seconds=0.002,
+        Plan(cases=(*PREFILL, DECODE), memory=(PREFILL[0],)),
+        Settings(
+            systems=tuple(FAST), form="attention", cache="dynamic", rounds=2, turn_seconds=0.002
+        ),
     )
 
 
@@ -165,24 +162,24 @@ def test_geometric_mean_is_over_lengths() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"systems": ["tensorflow"]}, r"`systems` must be out of \['causal_attn'.*'tensorflow'"),
-        ({"systems": []}, "`systems` must be distinct"),
-        ({"systems": [OURS, OURS]}, "`systems` must be distinct"),
+        ({"systems": ("tensorflow",)}, r"`systems` must be out of \['causal_attn'.*'tensorflow'"),
+        ({"systems": ()}, "`systems` must be distinct"),
+        ({"systems": (OURS, OURS)}, "`systems` must be distinct"),
         ({"rounds": 0}, "`rounds` must be"),
         ({"turn_seconds": 0}, "`turn_seconds` must be"),
-        ({"cases": []}, "`cases` must not be empty"),
-        ({"cases": [*PREFILL, DECODE], "package": "p"}, "`package` must fit all cases"),
+        ({"cases": ()}, "`plan` must have cases"),
+        ({"cases": (*PREFILL, DECODE), "package": "p"}, "`package` must fit all cases"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
-    cases = arguments.pop("cases", PREFILL)
+    cases = arguments.pop("cases", tuple(PREFILL))
     with pytest.raises(UsageError, match=words):
-        run_bench(cases, **arguments)
+        run_bench(Plan(cases=cases), Settings(**arguments))
 
 
 def test_absent_provider_is_refused_in_words() -> None:
     with pytest.raises(ProviderError, match="`provider` must be one that the installed"):
-        run_bench(PREFILL, provider=Provider.OPENVINO)
+        run_bench(Plan(cases=tuple(PREFILL)), Settings(provider=Provider.OPENVINO))
 
 
 def test_package_that_fits_no_case_is_refused(package: Path, tmp_path: Path) -> None:
@@ -191,7 +188,9 @@ def test_package_that_fits_no_case_is_refused(package: Path, tmp_path: Path) -> 
         with pytest.raises(UsageError, match=r"`package` must have the inputs .* for decode"):
             worker.ask("sample", seed=0)
     with pytest.raises(PackageError):
-        run_bench(PREFILL, systems=[OURS], package=tmp_path, rounds=1)
+        run_bench(
+            Plan(cases=tuple(PREFILL)), Settings(systems=(OURS,), package=tmp_path, rounds=1)
+        )
 
 
 @pytest.mark.parametrize("wrong", [2.0, float("nan")])
@@ -234,9 +233,8 @@ def test_system_that_cannot_run_is_skipped_in_words(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("causal_attn.bench.driver.Worker", _FakeWorker)
     seen: list[tuple[int, int, str]] = []
     found = run_bench(
-        PREFILL,
-        memory=PREFILL[:1],
-        rounds=3,
+        Plan(cases=tuple(PREFILL), memory=(PREFILL[0],)),
+        Settings(rounds=3),
         on_progress=lambda done, total, words: seen.append((done, total, words)),
     )
     assert len(found.cases) == 2
@@ -270,7 +268,7 @@ def test_a_system_that_dies_is_left_out_of_its_case_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("causal_attn.bench.driver.Worker", _DyingWorker)
-    found = run_bench([*PREFILL, DECODE], systems=FAST, rounds=3)
+    found = run_bench(Plan(cases=(*PREFILL, DECODE)), Settings(systems=tuple(FAST), rounds=3))
     assert [list(result.rounds) for result in found.cases] == [[OURS, BASELINE]] * 3
     assert all(len(rounds) == 3 for rounds in found.cases[0].rounds.values())
     assert found.skipped == {
@@ -281,18 +279,23 @@ def test_a_system_that_dies_is_left_out_of_its_case_alone(
 
 def test_forms_run_alone_and_those_that_cannot_are_named(package: Path) -> None:
     found = run_bench(
-        [*PREFILL[:1]],
-        systems=[OURS, BASELINE, "attention", "gqa"],
-        package=package,
-        rounds=2,
-        turn_seconds=0.002,
+        Plan(cases=(PREFILL[0],)),
+        Settings(
+            systems=(OURS, BASELINE, "attention", "gqa"),
+            package=package,
+            rounds=2,
+            turn_seconds=0.002,
+        ),
     )
     assert list(found.cases[0].rounds) == [OURS, BASELINE, "attention", "gqa"]
     best = found.cases[0].behind_best_form()
     assert best is not None
     assert best[0] in {"attention", "gqa"}
     assert "of the best form alone" in str(list(bench_tables(found))[1])
-    refused = run_bench([DECODE], systems=[BASELINE, "attention"], rounds=1, turn_seconds=0.002)
+    refused = run_bench(
+        Plan(cases=(DECODE,)),
+        Settings(systems=(BASELINE, "attention"), rounds=1, turn_seconds=0.002),
+    )
     assert "cache of fixed capacity" in refused.skipped[f"attention, {DECODE.model}"]
     assert refused.cases[0].behind_best_form() is None
 
@@ -371,15 +374,17 @@ def test_standing_grid() -> None:
 
 
 def test_a_shape_alone_means_prefill() -> None:
-    plan = make_plan(tokens=[7], heads=6, batch=3)
+    plan = make_plan(Selection(tokens=[7], heads=6, batch=3))
     assert [(c.mode, c.tokens, c.heads, c.kv_heads, c.batch) for c in plan.cases] == [
         (Mode.PREFILL, 7, 6, 6, 3)
     ]
     assert plan.memory == ()
-    (step,) = make_plan(decode=True, tokens=[9], heads=6, kv_heads=3).cases
+    (step,) = make_plan(Selection(decode=True, tokens=[9], heads=6, kv_heads=3)).cases
     assert (step.past_tokens, step.q_tokens, step.kv_heads) == (9, 1, 3)
     with pytest.raises(UsageError, match="got them for both"):
-        make_plan(prefill=True, decode=True, heads=4)
+        Selection(prefill=True, decode=True, heads=4)
+    with pytest.raises(UsageError, match="at least one length"):
+        Selection(tokens=[])
 
 
 @pytest.mark.parametrize(
@@ -485,7 +490,9 @@ def test_a_disturbed_turn_is_taken_again_and_the_quietest_counts(
     # Round 1: disturbed three times, least in the second try. Round 2: quiet after one more.
     order = iter([0.5, 0.3, 0.9, 0.0, 0.0, 0.2, 0.05])
     monkeypatch.setattr(_Clock, "share_elsewhere", lambda self, ours: next(order))
-    found = run_bench(PREFILL[:1], systems=[OURS], package=package, rounds=2)
+    found = run_bench(
+        Plan(cases=(PREFILL[0],)), Settings(systems=(OURS,), package=package, rounds=2)
+    )
     assert found.cases[0].rounds[OURS] == [1.0, 3.0]
     assert found.cases[0].elsewhere == pytest.approx((0.3 + 0.0 + 0.0 + 0.05) / 4)
 
