@@ -16,6 +16,13 @@ from causal_attn.attention.operator import attend
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
 from causal_attn.export.dims import Dims, Limits, name_axes
+from causal_attn.export.user_module import (
+    Constant,
+    as_module,
+    named_results,
+    with_constants,
+    with_flat_results,
+)
 
 __all__ = [
     "Target", "evaluating", "reference_target", "resized", "run_once", "size_of", "user_target"
@@ -47,6 +54,7 @@ class Target:
             running the graph there shows what it says.
         suggested: Whether `dims` are those that the names of the inputs suggest: any but the
             tokens may then turn out to have one size.
+        constants: Arguments of the module that are no tensors, and the values they have.
         guarded: Whether someone sees to it that lengths are what the traced code asks for, as
             torch.compile does: they may then be tied together, or fixed, and inputs ignored.
         reference: What the results are held against, called as `module` is; ``None``: `module`
@@ -63,6 +71,7 @@ class Target:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     untraced: tuple[int, ...] = ()
     suggested: bool = False
+    constants: Mapping[str, Constant] = field(default_factory=dict)
     guarded: bool = False
     reference: nn.Module | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict)
@@ -188,8 +197,9 @@ def user_target(
         InputError: Examples that are missing, unknown, not tensors, or one tensor twice; dims
             that name no axis.
     """
-    module = target if isinstance(target, nn.Module) else _FunctionModule(target)
-    examples = _bind(module, example_inputs)
+    module = as_module(target)
+    examples, constants = _bind(module, example_inputs)
+    module = with_constants(module, constants)
     _refuse_aliases(examples)
     if dtype is not None:
         # A copy: Module.to changes the caller's module in place, for good.
@@ -200,7 +210,9 @@ def user_target(
         }
     axes = name_axes(examples, dims)
     examples = {name: _at_least_two(tensor, axes.dims[name]) for name, tensor in examples.items()}
-    outputs = _output_names(run_once(module, examples))
+    result = run_once(module, examples)
+    outputs = tuple(named_results(result))
+    module = with_flat_results(module, result)
     bounds = {
         name: (int(tensor.min()), int(tensor.max()) + 1)
         for name, tensor in examples.items()
@@ -214,6 +226,7 @@ def user_target(
         bounds=bounds,
         limits=axes.limits,
         suggested=axes.suggested,
+        constants=constants,
     )
 
 
@@ -229,22 +242,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-class _FunctionModule(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        if not callable(function):
-            raise UsageError(
-                "`target` must be causal_attention, an AttentionSpec, an nn.Module or a function, "
-                f"got {type(function).__name__}."
-            )
-        # An attribute, not a method: torch.export and inspect then see the function's parameters.
-        self.forward = function
-
-
 def _bind(
     module: nn.Module, example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None
-) -> dict[str, Tensor]:
-    """Examples by parameter name, in the order of ``forward``, whatever order they came in.
+) -> tuple[dict[str, Tensor], dict[str, Constant]]:
+    """Examples by parameter name, in the order of ``forward``, and what is given but no tensor.
 
     torch.onnx binds names to the order of keyword arguments: k and v swap without a word.
     """
@@ -265,14 +266,23 @@ def _bind(
             f"{error}."
         ) from None
     examples: dict[str, Tensor] = {}
+    constants: dict[str, Constant] = {}
     for name, value in bound.arguments.items():
-        if not isinstance(value, Tensor):
+        if isinstance(value, Tensor):
+            examples[name] = value
+        elif value is None or type(value) in (bool, int, float, str):
+            constants[name] = value
+        else:
             raise InputError(
-                f"`example_inputs` must be tensors, got {type(value).__name__} for `{name}`. "
-                "Fix other arguments beforehand, with functools.partial or a small module."
+                f"`example_inputs` must be tensors, numbers, words or None, got "
+                f"{type(value).__name__} for `{name}`. Fix it beforehand, with functools.partial "
+                "or a small module."
             )
-        examples[name] = value
-    return examples
+    # What is left out has its default, which is as fixed from now on as what was given.
+    for name, parameter in signature.parameters.items():
+        if name not in bound.arguments and type(parameter.default) in (bool, int, float, str):
+            constants[name] = parameter.default
+    return examples, constants
 
 
 def _described(example_inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> str:
@@ -340,25 +350,3 @@ def run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
     finally:
         for buffer, value in held:
             buffer.copy_(value)
-
-
-def _output_names(result: Any) -> tuple[str, ...]:
-    if isinstance(result, Tensor):
-        return ("output",)
-    if isinstance(result, Mapping):
-        named = dict(result)
-    elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        named = dict(zip(result._fields, result, strict=True))
-    elif isinstance(result, tuple | list):
-        named = {f"output_{index}": value for index, value in enumerate(result)}
-    else:
-        named = {"output": result}
-    # A loss without labels: what is not there is no output.
-    named = {name: value for name, value in named.items() if value is not None} or named
-    for name, value in named.items():
-        if not isinstance(value, Tensor):
-            raise InputError(
-                f"`target` must return tensors, got {type(value).__name__} for `{name}`. "
-                "Return a tensor, a tuple, a NamedTuple or a dict of them."
-            )
-    return tuple(named)

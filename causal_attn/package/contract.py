@@ -69,6 +69,9 @@ class Contract:
             none, or none that is known. A spec with a cache always has one.
         bounds: Of dims that may not have every size: the smallest and the largest (null: none).
             ``contract.json`` leaves the field out where there are none.
+        arguments: Of a user's module: what it takes besides tensors, and the values that were
+            bound when it was exported: numbers, words, true, false or null. ``contract.json``
+            leaves the field out where there are none.
         choice: How ``form="auto"`` chose: ``rule``, measured figures, and for several forms
             ``switch``, a list of ``{"form", "last_tokens"}`` in which the last has null for the
             tokens. For a user's module also ``captured``: how many attention calls became the op
@@ -88,6 +91,7 @@ class Contract:
     tokens: str = "tokens"
     cache: CacheLayout | None = None
     bounds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    arguments: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
     choice: Mapping[str, Any] = field(default_factory=dict)
     onnxruntime: str = OLDEST
 
@@ -127,6 +131,8 @@ class Contract:
         }
         if self.bounds:
             values["bounds"] = {dim: list(sizes) for dim, sizes in self.bounds.items()}
+        if self.arguments:
+            values["arguments"] = dict(self.arguments)
         try:
             return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:
@@ -147,7 +153,7 @@ class Contract:
             )
         known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
         known |= {"cache", "onnxruntime"}
-        if set(values) - {"bounds"} != known:
+        if set(values) - {"bounds", "arguments"} != known:
             raise PackageError(
                 f"The contract must have exactly the fields {sorted(known)}, got "
                 f"{shown(sorted(values))}."
@@ -182,6 +188,7 @@ class Contract:
             tokens=values["tokens"],
             cache=None if values["cache"] is None else CacheLayout.from_dict(values["cache"]),
             bounds=_bounds(values.get("bounds", {})),
+            arguments=_arguments(values.get("arguments", {})),
             choice=values["choice"],
             onnxruntime=oldest,
         )
@@ -194,6 +201,17 @@ def _bounds(values: Any) -> dict[str, tuple[int, int | None]]:
             f"largest, got {shown(values)}."
         )
     return {dim: (low, high) for dim, (low, high) in values.items()}
+
+
+def _arguments(values: Any) -> dict[str, bool | int | float | str | None]:
+    if not isinstance(values, dict) or any(
+        isinstance(value, list | dict) for value in values.values()
+    ):
+        raise PackageError(
+            f"`arguments` must be an object of numbers, words, true, false or null, got "
+            f"{shown(values)}."
+        )
+    return values
 
 
 def _is_range(value: Any) -> bool:

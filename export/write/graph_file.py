@@ -69,6 +69,7 @@ def write_graph(
         spec=target.spec,
         cache=cache_of(target.spec, inputs, outputs),
         bounds={dim: (limits.low, limits.high) for dim, limits in target.limits.items()},
+        arguments=target.constants,
         choice=reason,
         onnxruntime=oldest_onnxruntime(model),
     )
