@@ -61,7 +61,8 @@ def with_constants(module: nn.Module, constants: Mapping[str, Constant]) -> nn.M
         for parameter in signature.parameters.values()
         if parameter.name not in constants
     ]
-    return _with_parameters(_Bound, kept)(module, constants)
+    bound: nn.Module = _with_parameters(_Bound, kept)(module, constants)
+    return bound
 
 
 def with_flat_results(module: nn.Module, result: Any) -> nn.Module:
@@ -69,15 +70,16 @@ def with_flat_results(module: nn.Module, result: Any) -> nn.Module:
 
     torch.export knows no dataclass but those that are registered with it.
     """
-    flat = result.values() if isinstance(result, Mapping) else result
+    values = result.values() if isinstance(result, Mapping) else result
     plain = isinstance(result, Tensor) or (
         isinstance(result, tuple | list | Mapping)
-        and all(value is None or isinstance(value, Tensor) for value in flat)
+        and all(value is None or isinstance(value, Tensor) for value in values)
     )
     if plain:
         return module
     parameters = list(inspect.signature(module.forward).parameters.values())
-    return _with_parameters(_FlatResults, parameters)(module)
+    flattened: nn.Module = _with_parameters(_FlatResults, parameters)(module)
+    return flattened
 
 
 def named_results(result: Any) -> dict[str, Tensor]:

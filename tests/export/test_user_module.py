@@ -91,7 +91,7 @@ def test_a_leak_behind_a_flag_is_found(tmp_path: Path) -> None:
         export(
             attend,
             tmp_path / "q",
-            example_inputs={**example, "causal": False},
+            example_inputs=example | {"causal": False},
             dims=DIMS,
             lengths=LENGTHS,
             measure=False,
@@ -106,7 +106,8 @@ def test_partial_and_compiled_targets(tmp_path: Path) -> None:
         return bound(x, x, x)
 
     compiled: Any = torch.compile(Block(), backend="eager")
-    for name, target in {"partial": attend, "compiled": compiled}.items():
+    targets: dict[str, Any] = {"partial": attend, "compiled": compiled}
+    for name, target in targets.items():
         export(
             target,
             tmp_path / name,

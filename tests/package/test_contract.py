@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_spec import specs
+from spec_strategies import specs
 
 from causal_attn.attention.spec import CacheKind
 from causal_attn.errors import PackageError
