@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.export import ExportedProgram
 
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import CaptureError, CheckError, EngineError, ProviderError
-from causal_attn.export.capture.sdpa import attention_calls
+from causal_attn.export.capture.captured import Captured
 from causal_attn.export.choose import measure
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.forms.blocked import blocked
 from causal_attn.export.forms.table import FORMS, Form, choose_form
 from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog
-from causal_attn.export.write.graph_file import check_graph, write_graph
+from causal_attn.export.write.certified import certify_graph
+from causal_attn.export.write.graph_file import write_graph
 from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import TensorContract
 
@@ -40,14 +40,14 @@ class Measuring:
     """What is needed to write, check and time candidates.
 
     Attributes:
-        program: What they are written from.
+        captured: What they are written from.
         folder: Made, and filled with them.
         lengths: Tokens to time at.
         longest_check: Tokens that checks may run at: a module may have a table of positions.
         on_step: Called with a few words before each step.
     """
 
-    program: ExportedProgram
+    captured: Captured
     folder: Path
     lengths: Sequence[int]
     longest_check: int
@@ -87,7 +87,7 @@ def choose(
     refused: dict[str, str] = {}
     if target.spec is None and measuring is not None:
         # What no attention was captured of is the same in every form.
-        measured = attention_calls(measuring.program)["attend"]
+        measured = measuring.captured.calls["attend"]
     else:
         measured = target.spec is not None and not return_weights
     if measured:
@@ -113,7 +113,7 @@ def choose(
         if busy:
             choice = replace(choice, reason={"rule": f"fixed table: {busy}"})
     else:
-        choice = _measured(usable, refused, target, dtype, provider, number, measuring)
+        choice = _measured(usable, refused, provider, number, measuring)
     if choice.name == "decomposed":
         number = choose_form("decomposed", target.spec, dtype, provider, opset)[1]
     return choice, number
@@ -122,13 +122,13 @@ def choose(
 def _measured(
     usable: Mapping[str, Form],
     refused: dict[str, str],
-    target: Target,
-    dtype: torch.dtype,
     provider: Provider,
     opset: int,
     measuring: Measuring,
 ) -> Choice:
     """Write and check every candidate, then time those that passed."""
+    captured = replace(measuring.captured, log=ExportLog(kept=False))
+    spec = captured.target.spec
     measuring.folder.mkdir()
     cores, load = measure.cores(), measure.load()
     usable = {name: blocked(cores) if name == "blocked" else form for name, form in usable.items()}
@@ -140,10 +140,8 @@ def _measured(
         alone = Choice(forms=(form,))
         folder = measuring.folder / name
         try:
-            file, contract = write_graph(
-                measuring.program, target, alone, opset, folder, ExportLog(kept=False)
-            )
-            check_graph(file, provider, target, dtype, lengths, lambda _: None)
+            file, contract = write_graph(captured, alone, opset, folder)
+            certify_graph(file, provider, captured, lengths, lambda _: None)
         except (CaptureError, CheckError, EngineError, ProviderError) as error:
             refused[name] = str(error)
             continue
@@ -153,12 +151,12 @@ def _measured(
         # The final check says what is wrong.
         return Choice(forms=(FORMS["decomposed"],), reason={"refused": refused})
     times = measure.time_models(
-        passed, inputs, target.spec, provider, measuring.lengths, measuring.on_step
+        passed, inputs, spec, provider, measuring.lengths, measuring.on_step
     )
     if not any(times.values()):
         rule = f"decomposed, not measured: nothing runs at {list(measuring.lengths)} tokens"
         return Choice(forms=(FORMS["decomposed"],), reason={"rule": rule, "refused": refused})
-    most = len(passed) if target.spec is not None else 1
+    most = len(passed) if spec is not None else 1
     choice = measure.measured_choice(usable, times, provider, refused, most_forms=most)
     return replace(choice, reason={**choice.reason, "cores": cores, "load": load})
 

@@ -30,15 +30,14 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from causal_attn.attention.reference import causal_attention
 from causal_attn.errors import CausalAttnError, CheckError, UsageError
-from causal_attn.export.capture.sdpa import attention_calls
-from causal_attn.export.capture.trace import capture
-from causal_attn.export.compile.check import check_graph
-from causal_attn.export.compile.plan import Plan, guard_lengths, plan_graph
+from causal_attn.export.capture.captured import Captured
+from causal_attn.export.compile.check import check_parity
+from causal_attn.export.compile.guards import guard_lengths
+from causal_attn.export.compile.plan import Plan, plan_graph
 from causal_attn.export.compile.record import GraphReport, compile_report, record
 from causal_attn.export.forms.table import choose_form
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.write.onnx_model import lower, save_model, tensor_contracts
-from causal_attn.export.write.required_runtime import oldest_onnxruntime
 from causal_attn.machine.provider import Provider
 from causal_attn.package.contract import Contract
 from causal_attn.package.digest import CONTRACT_KEY, write_metadata
@@ -104,9 +103,8 @@ def compile_backend(
         CaptureError: The graph cannot be exported.
         CheckError: The exported graph does not say what the captured one says.
     """
-    facts: dict[str, Any] = {
-        "frame": _frame(), "provider": str((options or {}).get("provider", "cpu"))
-    }  # fmt: skip
+    provider = str((options or {}).get("provider", "cpu"))
+    facts: dict[str, Any] = {"frame": _frame(), "provider": provider}
     fallback = False
     try:
         if mode is not None:
@@ -160,7 +158,8 @@ class _Compiled:
         values = {}
         for name in self._inputs:
             tensor = tensors[name]
-            if name not in weights:
+            # What is not contiguous goes in as a copy, which must be of its values now.
+            if name not in weights or not tensor.is_contiguous():
                 values[name] = session.share(_capsule(tensor))
                 continue
             address = tensor.data_ptr()
@@ -191,17 +190,18 @@ def _compile(
     plan = plan_graph(graph, inputs)
     facts |= {"inputs": plan.describe(), "weights": len(plan.weights)}
     facts["recompiled"] = _why_again(facts)
-    log = ExportLog()
     floating = (t.dtype for t in plan.target.examples.values() if t.is_floating_point())
     # A captured graph is no attention of a known spec: as for modules, auto is decomposed.
     name = "decomposed" if options.form == "auto" else options.form
-    form, opset = choose_form(name, None, next(floating, torch.float32), provider, None)
-    program = capture(plan.target, log).program
-    facts["attention"] = attention_calls(program)
-    if facts["attention"]["attend"]:
+    dtype = next(floating, torch.float32)
+    form, opset = choose_form(name, None, dtype, provider, None)
+    captured = Captured.of(plan.target, dtype, ExportLog())
+    facts["attention"] = captured.calls
+    if captured.calls["attend"]:
         facts["form"] = form.name
-    model = lower(program, plan.target, form, opset, log)
-    guards = guard_lengths(plan, program)
+    lowered = lower(captured, form, opset)
+    model = lowered.model
+    guards = guard_lengths(plan.lengths, captured)
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         file = Path(folder) / "model.onnx"
         save_model(model, file)
@@ -210,7 +210,7 @@ def _compile(
             outputs=tensor_contracts(model.graph.outputs),
             form=facts.get("form", "captured"),
             opset=opset,
-            onnxruntime=oldest_onnxruntime(model),
+            onnxruntime=lowered.onnxruntime,
         )
         write_metadata(file, {CONTRACT_KEY: contract.to_json()})
         # There is no certificate yet: the check comes next.
@@ -218,7 +218,7 @@ def _compile(
     if not options.check:
         facts["checked"] = ("nothing: options={'check': False}",)
         return compiled
-    parity = check_graph(plan, contract, guards, compiled.run, str(provider))
+    parity = check_parity(plan, contract, guards, compiled.run, str(provider))
     facts["checked"] = (
         f"parity: {parity.detail}",
         "causality: not asked of a part of a program; export the module for that",

@@ -23,13 +23,13 @@ from causal_attn.verify.checks.honest_errors import HonestErrors
 from causal_attn.verify.feeds.feeder import Feeder
 from causal_attn.verify.oracle.yardstick import widened
 
-__all__ = ["check_graph"]
+__all__ = ["check_parity"]
 
 _SIZES = (2, 3, 17, 33, 64)
 """torch.compile makes graphs of their own for 0 and 1."""
 
 
-def check_graph(
+def check_parity(
     plan: Plan,
     contract: Contract,
     guards: Sequence[sympy.Expr],
@@ -121,8 +121,8 @@ def _sizes(contract: Contract, guards: Sequence[sympy.Expr]) -> Iterator[dict[st
 
 def _holds(guard: sympy.Expr, sizes: Mapping[str, int]) -> bool:
     """Whether `guard` is kept, as far as `sizes` decide it."""
-    known = {symbol: sympy.Integer(sizes[str(symbol)]) for symbol in guard.free_symbols
-             if str(symbol) in sizes}  # fmt: skip
+    decided = [symbol for symbol in guard.free_symbols if str(symbol) in sizes]
+    known = {symbol: sympy.Integer(sizes[str(symbol)]) for symbol in decided}
     return guard.xreplace(known) is not sympy.false
 
 

@@ -17,15 +17,14 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
-from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from causal_attn.errors import CaptureError
-from causal_attn.export.capture.trace import input_values
+from causal_attn.export.compile.guards import is_fixed
 from causal_attn.export.target import Target
 
-__all__ = ["Plan", "guard_lengths", "plan_graph"]
+__all__ = ["Plan", "plan_graph"]
 
 _WEIGHT = re.compile(r"_(parameters|buffers)_")
 
@@ -128,7 +127,7 @@ def plan_graph(captured: fx.GraphModule, inputs: Sequence[Any]) -> Plan:
             module=fx.GraphModule(captured, graph),
             examples={name: examples[name] for name in sources},
             dims={
-                name: {axis: str(size) for axis, size in enumerate(sizes) if not _is_fixed(size)}
+                name: {axis: str(size) for axis, size in enumerate(sizes) if not is_fixed(size)}
                 for name, sizes in lengths.items()
             },
             outputs=tuple(f"output_{index}" for index in range(len(computed))),
@@ -144,49 +143,6 @@ def plan_graph(captured: fx.GraphModule, inputs: Sequence[Any]) -> Plan:
         lengths=lengths,
         results=makers,
     )
-
-
-def guard_lengths(plan: Plan, program: ExportedProgram) -> tuple[sympy.Expr, ...]:
-    """Tell torch.compile what the export of `plan` asks of lengths; it then guards that.
-
-    Tracing and writing a graph decide branches, such as whether a slice ends before the tensor
-    does. torch.export keeps the decisions to itself, and torch.compile would run the graph where
-    they are wrong.
-
-    Args:
-        plan: With the symbols of torch.compile.
-        program: Its export, after it was lowered: that decides branches too.
-
-    Returns:
-        All that holds of the symbols of torch.compile where it runs this graph.
-    """
-    pairs = [
-        (plan.lengths[name][axis], size)
-        for name, value in input_values(program, plan.target).items()
-        for axis, size in enumerate(value.shape)
-    ]
-    renamed: dict[sympy.Expr, sympy.Expr] = {}
-    for theirs, ours in pairs:
-        if not _is_fixed(ours) and (expression := _expression(ours)).is_symbol:
-            renamed.setdefault(expression, _expression(theirs))
-    conditions = {
-        sympy.Eq(_expression(theirs), _expression(ours).xreplace(renamed))
-        for theirs, ours in pairs
-    }
-    for _, ours in pairs:
-        if isinstance(ours, torch.SymInt):
-            env = ours.node.shape_env
-            conditions |= {env.replace(guard.expr).xreplace(renamed) for guard in env.guards}
-    held: list[sympy.Expr] = []
-    for theirs in (size for size, _ in pairs if isinstance(size, torch.SymInt)):
-        env = theirs.node.shape_env
-        for condition in sorted(conditions, key=str):
-            # What is left of torch.export's own symbols belongs to no length of an input.
-            if condition.free_symbols <= env.backed_var_to_val.keys():
-                env.evaluate_expr(condition)
-        held = [guard.expr for guard in env.guards]
-        break
-    return tuple(held)
 
 
 class _Symbols:
@@ -270,15 +226,6 @@ def _refuse_view(result: fx.Node, arguments: Sequence[fx.Node]) -> None:
 
 def _shape(value: Any) -> tuple[int | torch.SymInt, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
-def _is_fixed(size: int | torch.SymInt) -> bool:
-    """Whether `size` is one number: a symbol that the code ties to one is still a symbol."""
-    return bool(_expression(size).is_number)
 
 
 def _float_argument(node: fx.Node) -> torch.SymFloat | None:

@@ -19,12 +19,10 @@ from torch import Tensor
 from causal_attn.attention.call import AttendCall, AttendResult
 from causal_attn.export.forms.attention import NARROW_ATTENTION
 from causal_attn.export.forms.blocked_attention import LEAST_HEADS, UNLIMITED, blocks_of_attention
-from causal_attn.export.forms.blocked_gqa import OLDEST_ONNXRUNTIME, blocks_of_gqa
+from causal_attn.export.forms.blocked_gqa import blocks_of_gqa
 from causal_attn.export.forms.demand import Need
 from causal_attn.export.forms.form import LONGEST_WINDOW, Form
 from causal_attn.machine.provider import Provider
-from causal_attn.machine.release import release
-from causal_attn.runtime.ort import installed_version
 
 __all__ = ["BLOCKED", "blocked"]
 
@@ -90,11 +88,8 @@ def _blocks_of_gqa(call: AttendCall, step: int) -> tuple[str, dict[str, Any]]:
 def _heads_of_a_step(query: Tensor, key: Tensor, value: Tensor, least_heads: int) -> int | None:
     """Key/value heads of a step of `GroupQueryAttention`; ``None``: the op does not fit.
 
-    As few as have `least_heads` query heads, since the scores of a step should stay in cache. An
-    older ONNX Runtime here could not check the graph.
+    As few as have `least_heads` query heads, since the scores of a step should stay in cache.
     """
-    if release(installed_version()) < release(OLDEST_ONNXRUNTIME):
-        return None
     heads, kv_heads, features = query.shape[1], key.shape[1], query.shape[3]
     known = isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(features, int)
     if not known or features % 8 or value.shape[3] != features:
@@ -102,6 +97,16 @@ def _heads_of_a_step(query: Tensor, key: Tensor, value: Tensor, least_heads: int
     steps = [count for count in range(1, kv_heads + 1) if kv_heads % count == 0]
     enough = [count for count in steps if count * heads // kv_heads >= least_heads]
     return enough[0] if enough else kv_heads
+
+
+FUNCTIONS = (
+    blocks_of_gqa("GroupedBlocks", window=False, stepped=False),
+    blocks_of_gqa("GroupedWindowBlocks", window=True, stepped=False),
+    blocks_of_gqa("GroupedSteppedBlocks", window=False, stepped=True),
+    blocks_of_gqa("GroupedSteppedWindowBlocks", window=True, stepped=True),
+    blocks_of_attention("Blocks", scaled=False),
+    blocks_of_attention("ScaledBlocks", scaled=True),
+)
 
 
 def blocked(least_heads: int = LEAST_HEADS) -> Form:
@@ -115,20 +120,7 @@ def blocked(least_heads: int = LEAST_HEADS) -> Form:
         providers=frozenset({Provider.CPU}),
         elsewhere="outside cpu a loop in the graph goes back to the host at every step",
         narrow=NARROW_ATTENTION,
-        functions=(
-            blocks_of_gqa("GroupedBlocks", window=False, stepped=False),
-            blocks_of_gqa("GroupedWindowBlocks", window=True, stepped=False),
-            blocks_of_gqa("GroupedSteppedBlocks", window=False, stepped=True),
-            blocks_of_gqa("GroupedSteppedWindowBlocks", window=True, stepped=True),
-            blocks_of_attention(
-                "Blocks", "window, least_heads, softcap", "softcap: float = @softcap"
-            ),
-            blocks_of_attention(
-                "ScaledBlocks",
-                "window, least_heads, softcap, scale",
-                "softcap: float = @softcap, scale: float = @scale",
-            ),
-        ),
+        functions=FUNCTIONS,
     )
 
 

@@ -14,6 +14,7 @@ of these only ``Gather`` uses all threads.
 from __future__ import annotations
 
 from causal_attn.export.forms.block_rows import BLOCK_ROWS
+from causal_attn.export.forms.graph_function import GraphFunction
 
 __all__ = ["LEAST_HEADS", "UNLIMITED", "blocks_of_attention"]
 
@@ -33,16 +34,18 @@ UNLIMITED = 1 << 40
 """A window that no sequence fills."""
 
 
-def blocks_of_attention(name: str, attributes: str, options: str) -> str:
+def blocks_of_attention(name: str, *, scaled: bool) -> GraphFunction:
     """The form as an ONNX function of whole keys and values, past and new.
 
     ``query [batch, heads, tokens, features]``, ``key [batch, kv_heads, kv_tokens, features]``,
     ``value [batch, kv_heads, kv_tokens, v_features]``; ``kv_tokens - tokens`` are the past. Heads
     never meet, so that the heads of all sequences of a batch form one axis.
     """
-    return f"""
+    attributes = ["window", "least_heads", "softcap"] + ["scale"] * scaled
+    options = ["softcap: float = @softcap"] + ["scale: float = @scale"] * scaled
+    text = f"""
 <domain: "causal_attn", opset_import: ["" : 23]>
-{name} <{attributes}> (query, key, value) => (output)
+{name} <{", ".join(attributes)}> (query, key, value) => (output)
 {{
   zero = Constant <value_ints = [0]> ()
   one = Constant <value_ints = [1]> ()
@@ -154,7 +157,7 @@ def blocks_of_attention(name: str, attributes: str, options: str) -> str:
       block_key = Gather (keys, seen)
       block_value = Gather (values, seen)
       block_mask = Slice (mask, mask_start, mask_end, mask_axes)
-      attended = Attention <{options}> (block_query, block_key, block_value, block_mask)
+      attended = Attention <{", ".join(options)}> (block_query, block_key, block_value, block_mask)
       block_output = Pad (attended, pads)
     }}
   > (query_from, query_to, past_from, past_to, mask_from, mask_to, padding)
@@ -184,3 +187,4 @@ def blocks_of_attention(name: str, attributes: str, options: str) -> str:
   output = Reshape (gathered, output_shape)
 }}
 """
+    return GraphFunction(text=text)

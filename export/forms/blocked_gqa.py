@@ -12,6 +12,7 @@ when it runs, older ones refuse to load it.
 from __future__ import annotations
 
 from causal_attn.export.forms.block_rows import BLOCK_ROWS
+from causal_attn.export.forms.graph_function import GraphFunction
 
 __all__ = ["OLDEST_ONNXRUNTIME", "blocks_of_gqa"]
 
@@ -31,7 +32,7 @@ _WINDOW = """
       seen_value = Slice (step_value, key_start, key_end, token_axis)"""
 
 
-def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> str:
+def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> GraphFunction:
     """The form as an ONNX function, for ``query [batch, heads, tokens, features]``.
 
     ``key`` and ``value`` are ``[batch, kv_heads, kv_tokens, features]``, past and new;
@@ -83,7 +84,7 @@ def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> str:
   some_kv_heads = Reshape (step_kv_num_heads, rest)
   step_heads = Where (fits, heads, some_heads)
   step_kv_heads = Where (fits, kv_heads, some_kv_heads)"""
-    return f"""
+    text = f"""
 <domain: "causal_attn", opset_import: ["" : 23, "com.microsoft" : 1]>
 {name} <{", ".join(attributes)}> (query, key, value) => (output)
 {{
@@ -164,6 +165,7 @@ def blocks_of_gqa(name: str, *, window: bool, stepped: bool) -> str:
   output = Reshape (gathered, query_shape)
 }}
 """
+    return GraphFunction(text=text, onnxruntime=OLDEST_ONNXRUNTIME)
 
 
 def _scan(name: str, prefix: str, *, window: bool) -> str:

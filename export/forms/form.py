@@ -15,6 +15,7 @@ from torch import Tensor
 from causal_attn.attention.call import AttendCall, AttendResult
 from causal_attn.attention.spec import AttentionSpec
 from causal_attn.export.forms.demand import Demand, Need
+from causal_attn.export.forms.graph_function import GraphFunction
 from causal_attn.machine.provider import Provider
 
 __all__ = ["EVERYWHERE", "LONGEST_WINDOW", "Form", "Lowering"]
@@ -46,8 +47,7 @@ class Form:
         finite_mask: Whether a kernel of ONNX Runtime adds a finite number where ``-inf`` is
             meant, so that the causal claim holds only under a bound on the scores.
         narrow: Why float16 is not among `dtypes`, as a sentence.
-        functions: ONNX functions, as text, that `lower` calls in the domain ``causal_attn``; they
-            are written into the graph in place of the calls.
+        functions: That `lower` calls; they are written into the graph in place of the calls.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Form:
     elsewhere: str = ""
     finite_mask: bool = False
     narrow: str = ""
-    functions: tuple[str, ...] = ()
+    functions: tuple[GraphFunction, ...] = ()
 
     def decompose(self, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`lower` with the schema of the op: an entry of torch's table of decompositions."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from causal_attn.attention.call import AttendCall, AttendResult
 from causal_attn.export.forms.demand import Need
 from causal_attn.export.forms.form import LONGEST_WINDOW, Form
+from causal_attn.export.forms.graph_function import GraphFunction
 from causal_attn.machine.provider import Provider
 
 __all__ = ["GQA"]
@@ -161,5 +162,5 @@ GQA = Form(
     features_multiple=8,
     providers=frozenset({Provider.CPU, Provider.CUDA}),
     elsewhere="its op is ONNX Runtime's own, with kernels for cpu and cuda",
-    functions=(_CACHED, _STATIC),
+    functions=(GraphFunction(text=_CACHED), GraphFunction(text=_STATIC)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,45 @@ from torch.fx.node import map_arg
 from causal_attn.attention.call import AttendCall
 from causal_attn.attention.operator import ATTEND
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture.captured import Captured
 from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
-from causal_attn.export.capture.trace import input_values, refuse_narrowed_dims
+from causal_attn.export.capture.trace import refuse_narrowed_dims
 from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.form import Form
-from causal_attn.export.target import Target
-from causal_attn.export.torch_output import ExportLog, quiet
+from causal_attn.export.torch_output import quiet
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.rotary import expand_angles
 from causal_attn.export.write.tied_weights import store_once
 from causal_attn.package.contract import TensorContract
 
-__all__ = ["lower", "save_model", "tensor_contracts"]
+__all__ = ["Lowered", "lower", "save_model", "tensor_contracts"]
 
 EXTERNAL_BYTES = 256 * 2**20
 """Weights above this go to ``model.onnx.data``; protobuf itself ends at 2 GiB."""
 
 
-def lower(
-    program: ExportedProgram, target: Target, form: Form, opset: int, log: ExportLog
-) -> ir.Model:
-    """Write `program` as an ONNX model at `opset`, attention in `form`.
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A model and what it needs.
+
+    Attributes:
+        model: Not yet in a file.
+        onnxruntime: ``major.minor`` of the oldest ONNX Runtime that runs it.
+    """
+
+    model: ir.Model
+    onnxruntime: str
+
+
+def lower(captured: Captured, form: Form, opset: int) -> Lowered:
+    """Write `captured` as an ONNX model at `opset`, attention in `form`.
 
     Raises:
         CaptureError: `form` cannot write an attention of the program, a buffer or an input is
             written to, or torch.onnx has no translation for an op; the message names it and the
             log.
     """
+    program, target, log = captured.program, captured.target, captured.log
     _refuse_calls(program, form)
     try:
         with quiet(log), torch.no_grad():
@@ -78,13 +91,13 @@ def lower(
     if onnx_program is None:
         raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
     model: ir.Model = onnx_program.model
-    write_functions(model, form.functions)
+    onnxruntime = write_functions(model, form.functions)
     expand_angles(model)
     store_once(model)
     _strip_metadata(model)
-    _name_dims(model, program, target)
+    _name_dims(model, captured)
     _drop_unused_results(model)
-    return model
+    return Lowered(model=model, onnxruntime=onnxruntime)
 
 
 def save_model(model: ir.Model, path: Path) -> None:
@@ -163,18 +176,18 @@ def _strip_metadata(model: ir.Model) -> None:
             value.doc_string = None
 
 
-def _name_dims(model: ir.Model, program: ExportedProgram, target: Target) -> None:
+def _name_dims(model: ir.Model, captured: Captured) -> None:
     """Give dims the target's names: an ExportedProgram reaches torch.onnx with ``s33``.
 
     Shapes of the graph's inputs and outputs are torch's own. Shapes between them are dropped: an
     inference on operators that torch does not know leaves wrong ones (a total length of 0).
     """
     names: dict[str, str] = {}
-    inputs = {name: value.shape for name, value in input_values(program, target).items()}
-    for input_name, axes in target.dims.items():
+    inputs = {name: value.shape for name, value in captured.inputs.items()}
+    for input_name, axes in captured.target.dims.items():
         for axis, name in axes.items():
             names[str(inputs[input_name][axis])] = name
-    results: Any = program.graph.output_node().args[0]
+    results: Any = captured.program.graph.output_node().args[0]
     outputs = [result.meta["val"].shape for result in results if result is not None]
     for node in model.graph.all_nodes():
         for output in node.outputs:

@@ -327,3 +327,28 @@ def test_a_model_that_cannot_be_timed_is_an_error(tmp_path: Path) -> None:
         measure.time_models(
             {"attention": tmp_path / "absent.onnx"}, (), None, CPU, (2,), lambda _: None
         )
+
+
+def test_a_variant_equal_to_another_keeps_its_own_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are decomposed: on cpu it was the fastest, on cuda it is the fixed table's."""
+    monkeypatch.setattr(measure, "load", lambda: 0.1)
+    monkeypatch.setattr(
+        measure,
+        "time_models",
+        lambda models, *_: {n: {5: 1.0 if n == "decomposed" else 2.0} for n in models},
+    )
+    package = export(
+        AttentionSpec(num_heads=2, head_dim=8),
+        tmp_path / "package",
+        providers=("cpu", "cuda"),
+        check_on=("cpu",),
+        return_weights=False,
+        measure_lengths=(5,),
+        lengths=(1, 2),
+    )
+    cpu, cuda = (variant.contract for variant in package.variants)
+    assert cpu.form == cuda.form == "decomposed"
+    assert cpu.choice["provider"] == "cpu"
+    assert cuda.choice == {"rule": "fixed table, not measured"}

@@ -94,6 +94,15 @@ class TestResults:
         assert list(graph.inputs) == ["x"]
         assert "attention: 1 calls, written attention" in str(compile_report())
 
+    def test_a_weight_that_is_not_contiguous_is_not_remembered(self) -> None:
+        block = Block()
+        block.up.weight.data = torch.randn(32, 128).t()
+        f = compiled(block, dynamic=True)
+        x = torch.randn(2, 7, 32)
+        close(f(x), block(x))
+        block.up.weight.mul_(3)
+        close(f(x), block(x))
+
     def test_masks_of_every_kind(self) -> None:
         def f(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor, row: Tensor) -> Any:
             sdpa = F.scaled_dot_product_attention
@@ -321,11 +330,11 @@ class TestRefusals:
         lower = getattr(backend_module, "lower")  # noqa: B009
 
         def wrong(*arguments: Any) -> Any:
-            model = lower(*arguments)
-            for node in model.graph.all_nodes():
+            lowered = lower(*arguments)
+            for node in lowered.model.graph.all_nodes():
                 if node.op_type == "Softmax":
                     node.attributes.add(ir.AttrInt64("axis", 1))
-            return model
+            return lowered
 
         monkeypatch.setattr(backend_module, "lower", wrong)
         arguments = torch.randn(3, 2, 3, 5, 8).unbind()

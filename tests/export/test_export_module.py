@@ -221,3 +221,20 @@ def test_inputs_of_one_axis_and_of_none(tmp_path: Path) -> None:
     certificate = package.variants[0].certificate
     assert certificate is not None
     assert {"large inputs", "batch is independent"} <= {c.name for c in certificate.checks}
+
+
+@pytest.mark.parametrize("elsewhere", ["module", "example"])
+def test_tensors_on_another_device_are_refused_before_anything_runs(
+    elsewhere: str, tmp_path: Path
+) -> None:
+    module = torch.nn.Linear(8, 8, device="meta" if elsewhere == "module" else "cpu")
+    x = torch.empty(1, 5, 8, device="meta" if elsewhere == "example" else "cpu")
+    found = {"module": "`target` .* 'weight' on meta", "example": "`example_inputs` .* on meta"}
+    with pytest.raises(InputError, match=found[elsewhere]):
+        export(
+            module,
+            tmp_path / "p",
+            example_inputs=(x,),
+            dims={"input": {1: "tokens"}},
+            lengths=(2,),
+        )

@@ -12,13 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from causal_attn.attention.numpy_reference import attention, run_spec
 from causal_attn.attention.operator import attend
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import CaptureError
-from causal_attn.export.capture.trace import capture
+from causal_attn.export.capture.captured import Captured
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.forms.table import FORMS
 from causal_attn.export.target import Target, reference_target, user_target
@@ -66,12 +65,10 @@ def cases(spec: AttentionSpec) -> Iterator[dict[str, int]]:
             yield {"tokens": tokens, "batch": 3, "heads": 3, "features": 8, "past_tokens": 70}
 
 
-def write(
-    target: Target, form: str, folder: Path, program: ExportedProgram | None = None
-) -> Session:
-    program = program or capture(target, ExportLog()).program
+def write(target: Target, form: str, folder: Path, captured: Captured | None = None) -> Session:
+    captured = captured or Captured.of(target, torch.float32, ExportLog())
     choice = Choice(forms=(FORMS[form],))
-    file, _ = write_graph(program, target, choice, OPSET, folder / form, ExportLog())
+    file, _ = write_graph(captured, choice, OPSET, folder / form)
     return load(file, accept="unverified")
 
 
@@ -89,8 +86,9 @@ def graphs(
 ) -> Iterator[tuple[AttentionSpec, dict[str, Session]]]:
     spec = SPECS[request.param]
     target = reference_target(spec, dtype=torch.float32, return_weights=False)
-    folder, program = tmp_path_factory.mktemp("forms"), capture(target, ExportLog()).program
-    sessions = {name: write(target, name, folder, program) for name in usable(spec)}
+    folder = tmp_path_factory.mktemp("forms")
+    captured = Captured.of(target, torch.float32, ExportLog())
+    sessions = {name: write(target, name, folder, captured) for name in usable(spec)}
     yield spec, sessions
     for session in sessions.values():
         session.close()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from causal_attn.attention.spec import AttentionSpec
-from causal_attn.errors import EngineError
+from causal_attn.errors import CheckError, EngineError
 from causal_attn.export import export
 from causal_attn.export.forms import blocked as form_blocked
 from causal_attn.export.forms.blocked_gqa import OLDEST_ONNXRUNTIME
 from causal_attn.machine.release import OLDEST, release
-from causal_attn.runtime import load, loading
+from causal_attn.runtime import load, loading, ort
 
 HEADS = AttentionSpec(num_heads=2, head_dim=8)
 
@@ -52,8 +52,11 @@ def test_an_older_runtime_is_refused_before_it_sees_the_graph(
         load(tmp_path / "p")
 
 
-def test_an_older_runtime_exports_what_it_can_run(
+def test_what_is_written_does_not_depend_on_the_installed_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form_blocked, "installed_version", lambda: "1.30.0")
-    assert exported(tmp_path / "p", HEADS, "blocked") == OLDEST
+    monkeypatch.setattr(ort, "installed_version", lambda: "1.30.0")
+    monkeypatch.setattr(loading, "installed_version", lambda: "1.30.0")
+    monkeypatch.setattr(form_blocked, "installed_version", lambda: "1.30.0", raising=False)
+    with pytest.raises(CheckError, match=r"needs 1\.31 or newer"):
+        exported(tmp_path / "p", HEADS, "blocked")

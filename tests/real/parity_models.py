@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from causal_attn.export.capture.trace import capture
+from causal_attn.export.capture.captured import Captured
 from causal_attn.export.choose.choice import Choice
 from causal_attn.export.forms.table import FORMS
 from causal_attn.export.target import Target, user_target
@@ -108,10 +108,9 @@ def exported(family: str, folder: Path) -> tuple[Target, Subject]:
     """A tiny model and its graph, written and not checked."""
     ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(0))
     target = user_target(tiny(family), (ids,), {"input_ids": ("batch", "tokens")}, dtype=None)
-    log = ExportLog()
-    program = capture(target, log).program
+    captured = Captured.of(target, torch.float32, ExportLog())
     choice = Choice(forms=(FORMS["decomposed"],))
-    file, _ = write_graph(program, target, choice, 18, folder / family, log)
+    file, _ = write_graph(captured, choice, 18, folder / family)
     return target, read_subject(open_model(file))
 
 
