@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from causal_attn.errors import PackageError
 from causal_attn.json_text import shown
+from causal_attn.package.json_fields import as_name, refusal
 
 if TYPE_CHECKING:
     from causal_attn.package.contract import TensorContract
@@ -128,19 +128,15 @@ class CacheLayout:
         if not isinstance(values, dict) or set(values) != {
             "entries", "lengths", "capacity", "in_place"
         }:  # fmt: skip
-            raise PackageError(
-                "`cache` must be null or have entries, lengths, capacity and in_place, got "
-                f"{shown(values)}."
-            )
+            wanted = "be null or have entries, lengths, capacity and in_place"
+            raise refusal("cache", wanted, values)
         if not isinstance(values["entries"], list):
-            raise PackageError(f"`cache.entries` must be a list, got {shown(values['entries'])}.")
+            raise refusal("cache.entries", "be a list", values["entries"])
         for name in ("lengths", "capacity"):
             if values[name] is not None:
-                _require_name(f"cache.{name}", values[name])
+                as_name(f"cache.{name}", values[name])
         if not isinstance(values["in_place"], bool):
-            raise PackageError(
-                f"`cache.in_place` must be true or false, got {shown(values['in_place'])}."
-            )
+            raise refusal("cache.in_place", "be true or false", values["in_place"])
         return cls(
             entries=tuple(
                 _entry(f"cache.entries[{index}]", value)
@@ -244,25 +240,16 @@ class CacheLayout:
 
 def _entry(where: str, value: Any) -> CacheEntry:
     if not isinstance(value, dict) or set(value) != {"input", "output", "kind", "axis"}:
-        raise PackageError(
-            f"`{where}` must have input, output, kind and axis, got {shown(value)}."
-        )
-    _require_name(f"{where}.input", value["input"])
+        raise refusal(where, "have input, output, kind and axis", value)
+    as_name(f"{where}.input", value["input"])
     if value["output"] is not None:
-        _require_name(f"{where}.output", value["output"])
-    if value["kind"] not in [str(kind) for kind in EntryKind]:
-        raise PackageError(
-            f"`{where}.kind` must be one of {[str(kind) for kind in EntryKind]}, got "
-            f"{shown(value['kind'])}."
-        )
+        as_name(f"{where}.output", value["output"])
+    kinds = [str(kind) for kind in EntryKind]
+    if value["kind"] not in kinds:
+        raise refusal(f"{where}.kind", f"be one of {kinds}", value["kind"])
     axis = value["axis"]
     if axis is not None and (not isinstance(axis, int) or isinstance(axis, bool) or axis < 0):
-        raise PackageError(f"`{where}.axis` must be null or an integer >= 0, got {shown(axis)}.")
+        raise refusal(f"{where}.axis", "be null or an integer >= 0", axis)
     return CacheEntry(
         input=value["input"], output=value["output"], kind=EntryKind(value["kind"]), axis=axis
     )
-
-
-def _require_name(where: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise PackageError(f"`{where}` must be a non-empty string or null, got {shown(value)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -11,13 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from causal_attn.errors import PackageError
-from causal_attn.json_text import parse_json, shown
+from causal_attn.package.json_fields import read_fields, refusal, write_fields
 
 __all__ = ["SCHEMA", "Certificate", "Check", "Verdict"]
 
 SCHEMA = "causal_attn.certificate/1"
 
+_FIELDS = {"digest", "verdict", "checks", "score_bound", "versions"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -109,10 +108,7 @@ class Certificate:
             "score_bound": self.score_bound,
             "versions": dict(self.versions),
         }
-        try:
-            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
-        except (TypeError, ValueError) as error:
-            raise PackageError(f"The certificate must hold JSON values, got: {error}.") from None
+        return write_fields(values, "The certificate")
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
@@ -121,39 +117,27 @@ class Certificate:
         Raises:
             PackageError: `text` is not JSON or not a certificate; the message says where.
         """
-        values = parse_json(text, "The certificate")
-        if not isinstance(values, dict) or values.pop("schema", None) != SCHEMA:
-            raise PackageError(f"The certificate must be a JSON object with schema {SCHEMA!r}.")
-        known = {"digest", "verdict", "checks", "score_bound", "versions"}
-        if set(values) != known:
-            raise PackageError(
-                f"The certificate must have exactly the fields {sorted(known)}, "
-                f"got {shown(sorted(values))}."
-            )
+        values = read_fields(text, "The certificate", SCHEMA, _FIELDS)
         try:
             verdict = Verdict(values["verdict"])
         except ValueError:
-            raise PackageError(
-                f"`verdict` must be one of {[str(v) for v in Verdict]}, got "
-                f"{shown(values['verdict'])}."
-            ) from None
+            wanted = f"be one of {[str(verdict) for verdict in Verdict]}"
+            raise refusal("verdict", wanted, values["verdict"]) from None
         digest, bound, versions = values["digest"], values["score_bound"], values["versions"]
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-            raise PackageError(f"`digest` must be 64 hex digits, got {shown(digest)}.")
+            raise refusal("digest", "be 64 hex digits", digest)
         if not isinstance(versions, dict) or not all(
             isinstance(version, str) for version in versions.values()
         ):
-            raise PackageError(f"`versions` must be an object of strings, got {shown(versions)}.")
+            raise refusal("versions", "be an object of strings", versions)
         if bound is not None and (
             not isinstance(bound, int | float)
             or isinstance(bound, bool)
             or not 0 < bound <= sys.float_info.max
         ):
-            raise PackageError(
-                f"`score_bound` must be a finite number > 0 or null, got {shown(bound)}."
-            )
+            raise refusal("score_bound", "be a finite number > 0 or null", bound)
         if not isinstance(values["checks"], list):
-            raise PackageError(f"`checks` must be a list, got {shown(values['checks'])}.")
+            raise refusal("checks", "be a list", values["checks"])
         return cls(
             digest=digest,
             verdict=verdict,
@@ -172,10 +156,8 @@ def _check(index: int, value: Any) -> Check:
         or value["passed"] not in (True, False, None)
         or isinstance(value["passed"], int | float) is not isinstance(value["passed"], bool)
     ):
-        raise PackageError(
-            f"`checks[{index}]` must have name, passed, detail, figures and provider, got "
-            f"{shown(value)}."
-        )
+        wanted = "have name, passed, detail, figures and provider"
+        raise refusal(f"checks[{index}]", wanted, value)
     return Check(**value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,10 +9,17 @@ from typing import Any
 
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import PackageError, SpecError
-from causal_attn.json_text import parse_json, shown
+from causal_attn.json_text import shown
 from causal_attn.machine.release import OLDEST
 from causal_attn.package.cache_layout import CacheLayout, EntryKind
 from causal_attn.package.dims import sizes_within
+from causal_attn.package.json_fields import (
+    as_integer,
+    as_name,
+    read_fields,
+    refusal,
+    write_fields,
+)
 
 __all__ = ["DTYPES", "SCHEMA", "Contract", "TensorContract"]
 
@@ -31,6 +37,9 @@ MAX_OPSET = 1 << 15
 MAX_SIZE = (1 << 63) - 1
 """ONNX dims are int64."""
 
+_FIELDS = {
+    "inputs", "outputs", "form", "opset", "spec", "tokens", "cache", "choice", "onnxruntime",
+}  # fmt: skip
 _ENTRIES = {CacheKind.DYNAMIC: EntryKind.GROWING, CacheKind.STATIC: EntryKind.FIXED}
 
 
@@ -133,10 +142,7 @@ class Contract:
             values["bounds"] = {dim: list(sizes) for dim, sizes in self.bounds.items()}
         if self.arguments:
             values["arguments"] = dict(self.arguments)
-        try:
-            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
-        except (TypeError, ValueError) as error:
-            raise PackageError(f"The contract must hold JSON values, got: {error}.") from None
+        return write_fields(values, "The contract")
 
     @classmethod
     def from_json(cls, text: str) -> Contract:
@@ -145,47 +151,24 @@ class Contract:
         Raises:
             PackageError: `text` is not JSON or not a contract; the message says where.
         """
-        values = parse_json(text, "The contract")
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            raise PackageError(
-                f"The contract must be a JSON object with schema {SCHEMA!r}, got {shown(values)}. "
-                "Export the model again with this version, or use the version that wrote it."
-            )
-        known = {"schema", "inputs", "outputs", "form", "opset", "spec", "tokens", "choice"}
-        known |= {"cache", "onnxruntime"}
-        if set(values) - {"bounds", "arguments"} != known:
-            raise PackageError(
-                f"The contract must have exactly the fields {sorted(known)}, got "
-                f"{shown(sorted(values))}."
-            )
+        optional = {"bounds", "arguments"}
+        values = read_fields(text, "The contract", SCHEMA, _FIELDS, optional)
         try:
             spec = None if values["spec"] is None else AttentionSpec.from_dict(values["spec"])
         except SpecError as error:
             raise PackageError(f"The contract's spec is wrong: {error}") from None
-        opset = values["opset"]
-        if not isinstance(opset, int) or isinstance(opset, bool) or not 1 <= opset <= MAX_OPSET:
-            raise PackageError(
-                f"`opset` must be an integer from 1 to {MAX_OPSET}, got {shown(opset)}."
-            )
-        for name in ("form", "tokens"):
-            if not isinstance(values[name], str) or not values[name]:
-                raise PackageError(
-                    f"`{name}` must be a non-empty string, got {shown(values[name])}."
-                )
         if not isinstance(values["choice"], dict):
-            raise PackageError(f"`choice` must be an object, got {shown(values['choice'])}.")
+            raise refusal("choice", "be an object", values["choice"])
         oldest = values["onnxruntime"]
         if not isinstance(oldest, str) or not re.fullmatch(r"\d{1,4}\.\d{1,4}", oldest, re.ASCII):
-            raise PackageError(
-                f"`onnxruntime` must be the oldest release as 'major.minor', got {shown(oldest)}."
-            )
+            raise refusal("onnxruntime", "be the oldest release as 'major.minor'", oldest)
         return cls(
             inputs=_tensors("inputs", values["inputs"]),
             outputs=_tensors("outputs", values["outputs"]),
-            form=values["form"],
-            opset=opset,
+            form=as_name("form", values["form"]),
+            opset=as_integer("opset", values["opset"], 1, MAX_OPSET),
             spec=spec,
-            tokens=values["tokens"],
+            tokens=as_name("tokens", values["tokens"]),
             cache=None if values["cache"] is None else CacheLayout.from_dict(values["cache"]),
             bounds=_bounds(values.get("bounds", {})),
             arguments=_arguments(values.get("arguments", {})),
@@ -223,33 +206,26 @@ def _is_range(value: Any) -> bool:
 
 def _tensors(where: str, values: Any) -> tuple[TensorContract, ...]:
     if not isinstance(values, list) or not values:
-        raise PackageError(f"`{where}` must be a non-empty list, got {shown(values)}.")
+        raise refusal(where, "be a non-empty list", values)
     tensors = tuple(_tensor(f"{where}[{index}]", value) for index, value in enumerate(values))
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        raise PackageError(f"`{where}` must have distinct names, got {shown(names)}.")
+        raise refusal(where, "have distinct names", names)
     return tensors
 
 
 def _tensor(where: str, value: Any) -> TensorContract:
     if not isinstance(value, dict) or set(value) != {"name", "dtype", "dims"}:
-        raise PackageError(f"`{where}` must have name, dtype and dims, got {shown(value)}.")
-    if not isinstance(value["name"], str) or not value["name"]:
-        raise PackageError(
-            f"`{where}.name` must be a non-empty string, got {shown(value['name'])}."
-        )
+        raise refusal(where, "have name, dtype and dims", value)
+    name = as_name(f"{where}.name", value["name"])
     if value["dtype"] not in DTYPES:
-        raise PackageError(
-            f"`{where}.dtype` must be one of {DTYPES}, got {shown(value['dtype'])}."
-        )
+        raise refusal(f"{where}.dtype", f"be one of {DTYPES}", value["dtype"])
     dims = value["dims"]
     if not isinstance(dims, list) or not all(
         (isinstance(dim, str) and dim)
         or (isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim <= MAX_SIZE)
         for dim in dims
     ):
-        raise PackageError(
-            f"`{where}.dims` must be a list of names and sizes from 0 to {MAX_SIZE}, got "
-            f"{shown(dims)}."
-        )
-    return TensorContract(name=value["name"], dtype=value["dtype"], dims=tuple(dims))
+        wanted = f"be a list of names and sizes from 0 to {MAX_SIZE}"
+        raise refusal(f"{where}.dims", wanted, dims)
+    return TensorContract(name=name, dtype=value["dtype"], dims=tuple(dims))
