@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from causal_attn.attention.reference import causal_attention
 from causal_attn.attention.spec import AttentionSpec
@@ -44,7 +44,7 @@ def export(
     providers: Sequence[str | Provider] = ("cpu",),
     dtype: str | torch.dtype | None = None,
     opset: int | None = None,
-    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     dims: Dims | None = None,
     return_weights: bool = True,
     measure: bool = True,
@@ -75,7 +75,8 @@ def export(
             default its own.
         opset: Of the ONNX domain; default the form's oldest.
         example_inputs: Of a module or function: tensors in the order of ``forward`` or by name,
-            no tensor twice.
+            no tensor twice. Numbers, words, truth values and ``None`` among them are bound to
+            what they are, like the defaults of what is left out: ``contract.arguments``.
         dims: Which axes are dynamic: ``{"x": {0: "batch", 1: "tokens"}}`` or
             ``{"x": ("batch", "tokens", None)}``. One must be called ``tokens``. A name may carry
             bounds, ``"2<=tokens<=512"``; those of the target's own (a table of positions, an
@@ -165,7 +166,7 @@ def _refuse_form_without_use(form: str, captured: Captured) -> None:
 
 def _bind(
     target: nn.Module | AttentionSpec | Callable[..., Any],
-    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
     dims: Dims | None,
     dtype: torch.dtype | None,
     return_weights: bool,

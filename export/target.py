@@ -186,7 +186,7 @@ def reference_target(
 
 def user_target(
     target: nn.Module | Callable[..., Any],
-    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
     dims: Dims | None,
     *,
     dtype: torch.dtype | None,
@@ -243,7 +243,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _bind(
-    module: nn.Module, example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None
+    module: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any] | None
 ) -> tuple[dict[str, Tensor], dict[str, Constant]]:
     """Examples by parameter name, in the order of ``forward``, and what is given but no tensor.
 
@@ -285,7 +285,7 @@ def _bind(
     return examples, constants
 
 
-def _described(example_inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> str:
+def _described(example_inputs: Sequence[Any] | Mapping[str, Any]) -> str:
     if isinstance(example_inputs, Mapping):
         return f"the names {sorted(example_inputs)}"
     return f"{len(example_inputs)} tensors"

@@ -171,7 +171,7 @@ def _write_variant(folder: Path, source: VariantSource) -> None:
         if name not in COMPANIONS:
             raise PackageError(f"A companion must be one of {COMPANIONS}, got {name!r}.")
         (folder / name).write_bytes(content)
-    copied = set(_OWN)
+    copied: set[str] = {*_OWN}
     for location, file in external_files(source.model).items():
         target = posixpath.normpath(location)
         if target.lower() in copied or target.lower().split("/")[0] in copied:

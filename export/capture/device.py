@@ -15,7 +15,7 @@ __all__ = ["require_cpu"]
 
 def require_cpu(
     target: nn.Module | Callable[..., Any],
-    example_inputs: Sequence[Tensor] | Mapping[str, Tensor] | None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
 ) -> None:
     """Refuse tensors on another device before anything runs.
 

@@ -128,7 +128,8 @@ def test_a_graph_that_switches_is_right_on_both_sides(tmp_path: Path) -> None:
     assert variant.contract.choice["rule"] == "fixed table, not measured"
     assert switch_lengths(variant.contract) == (192, 193)
     assert variant.certificate is not None
-    assert variant.certificate.verdict is Verdict.CONDITIONAL
+    # The softcap keeps scores below 4, far above the finite mask of the first branch.
+    assert variant.certificate.verdict is Verdict.CAUSAL
     parity = next(check for check in variant.certificate.checks if check.name == "parity")
     assert "193 tokens" in parity.detail
     random = np.random.default_rng(0)
@@ -142,7 +143,7 @@ def test_a_graph_that_switches_is_right_on_both_sides(tmp_path: Path) -> None:
                 assert compare(array, oracle[name], plain[name]).passed, (tokens, name)
     report = verify(path, lengths=(1, 2, 5))
     assert report.exit_code == 0
-    assert report.variants[0].certificate.verdict is Verdict.CONDITIONAL
+    assert report.variants[0].certificate.verdict is Verdict.CAUSAL
 
 
 def test_a_branch_that_is_wrong_does_not_get_through(tmp_path: Path) -> None:
@@ -244,11 +245,9 @@ def test_lengths_that_a_module_does_not_run_at_are_left_out(
 ) -> None:
     monkeypatch.setattr(measure, "load", lambda: 0.1)
     contract = export_layer(tmp_path / "package", Layer(), lengths)
-    if 4 in lengths:
-        assert set(contract.choice["milliseconds"]["decomposed"]) == {"4"}
-    else:
-        assert contract.form == "decomposed"
-        assert "nothing runs at [64, 100] tokens" in contract.choice["rule"]
+    # Of lengths that are all beyond the table of 48 positions, its end stands for them.
+    measured = {"4"} if 4 in lengths else {"48"}
+    assert set(contract.choice["milliseconds"]["decomposed"]) == measured
 
 
 def test_a_module_without_attention_that_was_captured_is_not_measured(

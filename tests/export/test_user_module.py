@@ -120,7 +120,7 @@ def test_partial_and_compiled_targets(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_torchscript_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    traced = torch.jit.trace(nn.Linear(8, 8), torch.randn(2, 8))
+    traced: Any = torch.jit.trace(nn.Linear(8, 8), torch.randn(2, 8))
     with pytest.raises(UsageError, match=r"Export what was given to torch\.jit\.trace"):
         export(traced, tmp_path / "p", example_inputs=(torch.randn(2, 8),))
 

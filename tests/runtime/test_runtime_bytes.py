@@ -149,6 +149,7 @@ def test_a_change_at_any_open_gives_the_checked_bytes_or_an_error(
     change: Callable[[Path, Path], None],
     weights: Any,
 ) -> None:
+    count = 0
     for count in range(50):
         one, other, answers = two()
         OPENS.on(count, lambda one=one, other=other: change(one, other))  # type: ignore[misc]

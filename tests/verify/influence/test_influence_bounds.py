@@ -157,7 +157,7 @@ def check_on_numbers(model: ModelProto, feeds: dict[str, Any], finite: int = 1) 
     names = [out for node in model.graph.node for out in node.output if out]
     del everything.graph.output[:]
     everything.graph.output.extend(helper.make_empty_tensor_value_info(out) for out in names)
-    results = ReferenceEvaluator(everything).run(None, feeds)
+    results: Any = ReferenceEvaluator(everything).run(None, feeds)
     bounded = 0
     for out, array in zip(names, results, strict=True):
         tensor, extent = frame.values[out], frame.extent(out)
