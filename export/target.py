@@ -278,6 +278,11 @@ def _bind(
                 f"{type(value).__name__} for `{name}`. Fix it beforehand, with functools.partial "
                 "or a small module."
             )
+    if not examples:
+        raise InputError(
+            f"`example_inputs` must hold a tensor for the tokens, got {list(constants)} alone, "
+            "which would be fixed for good."
+        )
     # What is left out has its default, which is as fixed from now on as what was given.
     for name, parameter in signature.parameters.items():
         if name not in bound.arguments and type(parameter.default) in (bool, int, float, str):

@@ -38,9 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify.influence": BASE | {"package"},
     "verify.interface": BASE | {"package", "runtime", "verify.feeds", "verify.influence"},
     "verify.oracle": BASE | {"package", "verify.feeds"},
+    "verify.compare": BASE,
     "verify.checks": BASE
-    | {"package", "runtime", "verify.feeds", "verify.interface", "verify.oracle"}
-    | {"verify.subject"},
+    | {"package", "runtime", "verify.compare", "verify.feeds", "verify.interface"}
+    | {"verify.oracle", "verify.subject"},
     "verify.read_model": BASE | {"machine", "package"},
     "verify.subject": BASE
     | {"machine", "package", "runtime", "verify.feeds", "verify.influence", "verify.interface"}
@@ -53,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timing": BASE | {"machine", "runtime", "verify.feeds"},
     "export": BASE
     | {"attention", "machine", "package", "runtime", "timing", "verify", "verify.checks"}
-    | {"verify.feeds", "verify.interface", "verify.oracle", "verify.subject"},
+    | {"verify.compare", "verify.feeds", "verify.interface", "verify.oracle", "verify.subject"},
     "bench": BASE | {"attention", "export", "machine", "package", "picture", "runtime", "timing"},
     "demo": BASE | {"attention", "export", "package", "picture", "root", "runtime"},
     "root": BASE | {"attention", "machine"},

@@ -19,7 +19,7 @@ from causal_attn.export.compile.plan import Plan
 from causal_attn.export.torch_runs import yardstick
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import Contract
-from causal_attn.verify.checks.honest_errors import HonestErrors
+from causal_attn.verify.compare.honest_errors import HonestErrors
 from causal_attn.verify.feeds.feeder import Feeder
 from causal_attn.verify.oracle.yardstick import widened
 

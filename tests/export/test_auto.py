@@ -24,7 +24,7 @@ from causal_attn.package.certificate import Certificate, Verdict
 from causal_attn.package.contract import Contract
 from causal_attn.runtime import load
 from causal_attn.verify import verify
-from causal_attn.verify.checks.comparison import compare
+from causal_attn.verify.compare.comparison import compare
 from causal_attn.verify.feeds.feeder import Feeder, switch_lengths
 
 CPU = Provider.CPU

@@ -150,7 +150,7 @@ def test_a_failed_check_leaves_the_older_package(
     path = tmp_path / "p"
     export(causal_attention, path, lengths=(1, 2))
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    monkeypatch.setattr("causal_attn.verify.checks.comparison.BAND_ULP", -1e9)
+    monkeypatch.setattr("causal_attn.verify.compare.comparison.BAND_ULP", -1e9)
     with pytest.raises(CheckError, match=r"parity: `output`.*No package was written"):
         export(causal_attention, path, lengths=(1, 2))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before

@@ -25,7 +25,7 @@ from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.write.graph_file import write_graph
 from causal_attn.machine.provider import Provider
 from causal_attn.runtime import Session, load
-from causal_attn.verify.checks.comparison import Comparison, compare
+from causal_attn.verify.compare.comparison import Comparison, compare
 from causal_attn.verify.feeds.feeder import Feeder
 
 DYNAMIC = CacheKind.DYNAMIC

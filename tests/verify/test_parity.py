@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from causal_attn.verify.checks.comparison import BAND_ULP, compare
+from causal_attn.verify.compare.comparison import BAND_ULP, compare
 
 EPS = float(np.finfo(np.float32).eps)
 ONES = np.ones(8)

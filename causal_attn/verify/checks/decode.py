@@ -19,8 +19,8 @@ from causal_attn.package.cache_layout import CacheEntry, EntryKind
 from causal_attn.package.certificate import Check
 from causal_attn.package.contract import TensorContract
 from causal_attn.runtime import Session
-from causal_attn.verify.checks.rounding import largest_difference, rounding_budget
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.compare.rounding import largest_difference, rounding_budget
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.interface.naming import PAST, TOKENS
 

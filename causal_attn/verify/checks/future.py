@@ -18,9 +18,9 @@ import numpy as np
 
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
-from causal_attn.verify.checks.rounding import distance, most_rounding, rounding_budget
 from causal_attn.verify.checks.rows import HUGE, SMALL, Results, in_words, rows_of
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.compare.rounding import distance, most_rounding, rounding_budget
 from causal_attn.verify.feeds.feeder import Feeder, Sizes
 
 __all__ = ["FUTURE", "check_future_is_invisible"]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
 from causal_attn.runtime import Session
-from causal_attn.verify.checks.rounding import largest_difference, rounding_budget
 from causal_attn.verify.checks.rows import HUGE
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.compare.rounding import largest_difference, rounding_budget
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.interface.naming import BATCH, PAST, TOKENS, continues_cache
 

@@ -1,6 +1,6 @@
 """Whether a graph says what PyTorch says: every output against a float64 oracle, within a budget.
 
-What is allowed is what honest runs are off by, see `causal_attn.verify.checks.honest_errors`:
+What is allowed is what honest runs are off by, see `causal_attn.verify.compare.honest_errors`:
 plain torch (or numpy, where there is no torch) at every length and, where the yardstick has them,
 runs of the oracle's own computation with every result rounded at random, at a few lengths.
 """
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import CausalAttnError
 from causal_attn.package.certificate import Check
-from causal_attn.verify.checks.honest_errors import HonestErrors
 from causal_attn.verify.checks.rows import in_words
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.compare.honest_errors import HonestErrors
 from causal_attn.verify.feeds.cache_slots import blank_unused
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick, widened

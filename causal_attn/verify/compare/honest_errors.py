@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_attn.verify.checks.comparison import Comparison, Deviation, deviation, judge
+from causal_attn.verify.compare.comparison import Comparison, Deviation, deviation, judge
 
 __all__ = ["Errors", "HonestErrors"]
 
