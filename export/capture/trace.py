@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.dims import Limits, bounded
@@ -68,7 +69,7 @@ def _trace(given: Target, log: ExportLog) -> Traced:
     for _ in range(_MOST_TRIES):
         try:
             with (
-                quiet(log), evaluating(target.module), torch.no_grad(), AsOp(),
+                quiet(log), evaluating(target.module), torch.no_grad(), AsOp(), masks_as_given(),
                 fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
             ):  # fmt: skip
                 program = torch.export.export(
@@ -157,7 +158,7 @@ def _explain(text: str, kind: str, target: Target, log: ExportLog) -> str:
     if fixed:
         return (
             f"`{fixed[1]}` must stay dynamic, but the code fixes it to the size of the example: a "
-            "Python branch, int() or a buffer of that size depends on it. Make it a tensor "
+            "Python branch, int(), len() or a buffer of that size depends on it. Make it a tensor "
             f"operation, or drop the dim from `dims`; {where}"
         )
     if related and "onstraint" in text:
