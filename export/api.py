@@ -36,6 +36,7 @@ from causal_attn.verify.feeds.feeder import LENGTHS
 __all__ = ["export"]
 
 
+# The one call that users make: each keyword is an option of theirs, most are left out.
 def export(
     target: nn.Module | AttentionSpec | Callable[..., Any],
     path: str | Path,

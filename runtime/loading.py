@@ -58,6 +58,7 @@ class Accept(StrEnum):
     """Any; for a model that is about to be checked."""
 
 
+# The one call that services make: each keyword is an option of theirs, most are left out.
 def load(
     path: str | os.PathLike[str],
     provider: str | Provider = Provider.CPU,

@@ -21,6 +21,7 @@ __all__ = ["attention", "run_spec"]
 Array = NDArray[np.floating]
 
 
+# The arguments of `causal_attn.causal_attention`, one for one.
 def attention(
     q: Array,
     k: Array,

@@ -49,6 +49,7 @@ class CausalAttention(NamedTuple):
     weights: Tensor
 
 
+# Eight arguments: this signature is what users call, and it has no object to learn first.
 def causal_attention(
     q: Tensor,
     k: Tensor,
@@ -127,6 +128,7 @@ def causal_attention(
     )
 
 
+# The arguments of `causal_attention`, one for one.
 def check_arguments(
     q: Tensor,
     k: Tensor,
@@ -148,6 +150,7 @@ def check_arguments(
         raise SpecError(f"`window` must be an integer >= 1 or None, got {window!r}.")
 
 
+# The arguments of `causal_attention`, one for one.
 def attend(
     q: Tensor,
     k: Tensor,

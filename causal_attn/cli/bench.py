@@ -49,6 +49,7 @@ class PackageOptions:
     )
 
 
+# Each parameter is a flag of the command line, or a group of them.
 def bench(
     which: CaseOptions,
     ours: PackageOptions,

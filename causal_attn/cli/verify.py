@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 
+# Each parameter is a flag of the command line.
 def verify(
     path: Annotated[Path, typer.Argument(help="A package, or any .onnx file.")],
     provider: Annotated[

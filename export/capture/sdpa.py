@@ -32,6 +32,7 @@ __all__ = ["SDPA", "attention_calls", "lower_sdpa", "rewrite_sdpa"]
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
 
+# The arguments are those of torch's own schema.
 def lower_sdpa(
     query: Tensor,
     key: Tensor,

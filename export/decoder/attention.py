@@ -69,6 +69,7 @@ def masked_attention(
     return (weights @ value).to(dtype)
 
 
+# The arguments are those that transformers hands to an attention function.
 def _attention(
     module: nn.Module,
     query: Tensor,

@@ -42,6 +42,7 @@ _MOST_FOLDED = 1 << 22
 class Frame:
     """The values of one graph while it is evaluated; a body's frame sees the one around it."""
 
+    # Eight parameters: a graph, a function and a body each give others of them.
     def __init__(
         self,
         program: Program,

@@ -81,6 +81,7 @@ class GroupQueryAttention(OpRun):
 
     op_domain = MICROSOFT
 
+    # The inputs and attributes are those of the operator's schema.
     def _run(
         self,
         query: Array,
