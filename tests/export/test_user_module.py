@@ -61,17 +61,17 @@ def test_a_dataclass_with_a_dict_in_a_tuple(tmp_path: Path) -> None:
 
 def test_flags_are_bound_and_listed(tmp_path: Path) -> None:
     block, x = Block(), torch.randn(2, 7, 8)
-    given: dict[str, Any] = {"x": x, "factor": 0.5, "double": True}
+    given: dict[str, Any] = {"x": x, "factor": 0.25, "double": True}
     package = export(
         block, tmp_path / "p", example_inputs=given, dims=DIMS, lengths=LENGTHS, measure=False
     )
     contract = package.variants[0].contract
     assert [tensor.name for tensor in contract.inputs] == ["x"]
-    assert contract.arguments == {"factor": 0.5, "double": True, "mode": "sum"}
+    assert contract.arguments == {"factor": 0.25, "double": True, "mode": "sum"}
     with load(tmp_path / "p") as session:
         got = session.run({"x": x.numpy()})["hidden"]
-    np.testing.assert_allclose(got, block(x, 0.5, True).hidden.detach().numpy(), atol=1e-6)
-    assert np.abs(got - block(x).hidden.detach().numpy()).max() > 0.0
+    np.testing.assert_allclose(got, block(x, 0.25, True).hidden.detach().numpy(), atol=1e-6)
+    assert np.abs(got - block(x).hidden.detach().numpy()).max() > 1e-2
 
 
 def test_a_leak_behind_a_flag_is_found(tmp_path: Path) -> None:
