@@ -33,12 +33,15 @@ class Subject:
         model: The graph; its external data stays on disk.
         interface: Which inputs and outputs are what.
         digest: sha256 of the model, hex: see `causal_attn.package.digest`.
+        positions: Of a past and new tokens together, as many as it is known to run at; 0: nothing
+            is known.
     """
 
     variant: Variant
     model: onnx.ModelProto
     interface: Interface
     digest: str
+    positions: int = 0
 
     @property
     def label(self) -> str:
@@ -53,6 +56,7 @@ class Subject:
         fixed, past = interface.fixed_tokens, interface.feeder.pinned.get("past_tokens")
         contract = interface.feeder.contract
         lengths = contract.lengths_within((*LENGTHS, *switch_lengths(contract)))
+        (longest,) = contract.lengths_within((self.positions,))
         has_past = bool(interface.past or interface.cache)
         return Claim(
             tokens=interface.tokens,
@@ -61,6 +65,7 @@ class Subject:
             outputs=interface.outputs,
             lengths=lengths if fixed is None else (fixed,),
             pasts=(0,) if not has_past else (0, 3) if past is None else (past,),
+            longest=longest if fixed is None else 0,
             dims={**dict.fromkeys(("features", "head_dim"), 2), **interface.sizes},
             known=interface.known,
         )

@@ -129,6 +129,7 @@ def _verify(
             not_checked += ran.notes
             subject = replace(subject, interface=ran.interface)
             if ran.lengths:
+                subject = replace(subject, positions=ran.positions)
                 interface = _found_by_running(session, subject.interface)
                 subject = replace(subject, interface=interface)
                 dynamic, reasons = _run(session, subject, ran.lengths, on_check)
@@ -191,7 +192,8 @@ def _not_run(subject: Subject, provider: Provider, detail: str) -> Check:
 def _sizes(session: Session, subject: Subject, lengths: Sequence[int] | None) -> Runnable:
     """A contract is a promise to run; a model of others is tried first."""
     if subject.variant.contract.form != "foreign":
-        return Runnable(interface=subject.interface, lengths=tuple(lengths or LENGTHS))
+        promised = tuple(lengths or LENGTHS)
+        return Runnable(interface=subject.interface, lengths=promised, positions=max(promised))
     return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS)
 
 

@@ -59,6 +59,7 @@ def certify_graph(
             yardstick=yardstick(captured.target),
             lengths=(*lengths, *_ends(captured.target, lengths)),
         )
+        subject = replace(subject, positions=trial.longest)
         checks = (*check_file(subject, on_step), *run_checks(trial, on_step))
     certificate = certify(subject, checks)
     if not certificate.passed:

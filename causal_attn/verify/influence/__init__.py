@@ -14,6 +14,7 @@
     carried     which outputs hand the past on
     evaluate    nodes in order, bodies entered, doubts marked
     claim       what is to be proved
+    calls       which lengths and pasts are examined
     feed        inputs of one call
     trace       the path of a leak
     proof       lengths, masks read strictly and leniently, the verdict

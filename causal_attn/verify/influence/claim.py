@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from causal_attn.verify.influence.feed import Axes, Known
 
-__all__ = ["LENGTHS", "Claim"]
+__all__ = ["LENGTHS", "SECONDS", "Claim"]
 
 LENGTHS = (1, 2, 3, 5, 8, 33)
 """Lengths examined unless told otherwise: one token, both parities, past small block sizes."""
+
+SECONDS = 20.0
+"""Far above what a model of a few hundred nodes takes: its verdict is no matter of luck."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,9 @@ class Claim:
             `positions`). An attention mask of ones and a past length belong here.
         lengths: Numbers of new tokens to examine. A fixed token axis leaves only its own.
         pasts: Sizes of the past to examine with each length.
+        longest: Positions that the graph has room for. Calls with up to as many are examined too,
+            as `causal_attn.verify.influence.calls` lists them. 0: none but those above.
+        seconds: Time after which no more of those are begun.
         dims: Sizes of other named dims; 1 unless given.
     """
 
@@ -41,6 +47,8 @@ class Claim:
     known: Mapping[str, Known] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS
     pasts: Sequence[int] = (0,)
+    longest: int = 0
+    seconds: float = SECONDS
     dims: Mapping[str, int] = field(default_factory=dict)
 
     @property

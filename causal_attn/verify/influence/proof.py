@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from causal_attn.errors import InputError, PackageError
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.assumed import assumes
 from causal_attn.verify.influence.bounds import EMPTY, Extent
+from causal_attn.verify.influence.calls import Sizes, asked_calls, further_calls
 from causal_attn.verify.influence.carried import carried_inputs
 from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.evaluate import Frame
@@ -56,6 +58,8 @@ class _Question:
     outputs: Mapping[str, int]
     dims: Mapping[str, int]
     known: Mapping[str, Known]
+    carried: dict[str, Extent] = field(default_factory=dict)
+    """How large the past was found to be in the last call that measured it."""
 
 
 def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
@@ -85,13 +89,10 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         dims=dict(claim.dims),
         known=dict(claim.known),
     )
-    calls = _calls(question, claim.lengths, claim.pasts)
-    results: list[Proof] = []
-    for call in calls:
-        # Where one length needs the size of scores, all do.
-        measured = bool(results) and results[-1].largest_score is not None
-        results.append(_examine(question, *call, measured=measured))
+    results, asked, left = _examine_all(question, claim)
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
+    largest = results[asked - 1]
+    shown = worst if worst.leak is not None and largest.leak is None else largest
     bounds = [
         result.score_bound
         for result in results
@@ -101,14 +102,33 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     undecided = dict.fromkeys(name for result in results for name in result.undecided)
     return Proof(
         verdict=worst.verdict,
-        outputs=results[-1].outputs,
-        calls=tuple(calls),
+        outputs=shown.outputs,
+        calls=tuple(call for result in results for call in result.calls),
+        left=tuple(left),
         leak=worst.leak,
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
         score_bound=min(bounds, default=None),
         largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
-        notes=tuple(_notes(question, results[-1].outputs, calls[-1])),
+        notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
+
+
+def _examine_all(question: _Question, claim: Claim) -> tuple[list[Proof], int, list[Sizes]]:
+    """A proof of each call, how many were asked for, and the calls that no time was left for."""
+    graph = question.program.graph
+    asked, further = asked_calls(graph, claim), further_calls(graph, claim)
+    started = time.monotonic()
+    results: list[Proof] = []
+    for at, call in enumerate((*asked, *further)):
+        if at >= len(asked):
+            if any(result.verdict is Verdict.NOT_CAUSAL for result in results):
+                break
+            if time.monotonic() - started > claim.seconds:
+                return results, len(asked), further[at - len(asked) :]
+        # Where one length needs the size of scores, all do.
+        measured = bool(results) and results[-1].largest_score is not None
+        results.append(_examine(question, *call, measured=measured))
+    return results, len(asked), []
 
 
 _SEVERITY = (Verdict.CAUSAL, Verdict.CONDITIONAL, Verdict.UNDECIDED, Verdict.NOT_CAUSAL)
@@ -160,11 +180,12 @@ def _measure(question: _Question, tokens: int, past: int) -> Proof | None:
     """The proof where scores have a bound under which the masks hide; ``None``: it does not.
 
     A past is as large as what the graph itself hands on: the claim is about a cache that the
-    graph wrote. Each of its inputs is taken to be empty first, and then as large as the output
-    that continues it; where the output stays within that, so it does from call to call.
+    graph wrote. Each of its inputs is taken to be empty first, or as large as in another call, and
+    then as large as the output that continues it; where the output stays within that, so it does
+    from call to call.
     """
     carried = carried_inputs(question.program.graph, question.axes.past) if past else {}
-    extents = dict.fromkeys(carried, EMPTY)
+    extents = {name: question.carried.get(name, EMPTY) for name in carried}
     for _ in range(_GROWTH):
         findings = _evaluate(question, tokens, past, np.inf, optimistic=False, extents=extents)
         written = {name: findings.frame.extent(output) for name, output in carried.items()}
@@ -175,6 +196,7 @@ def _measure(question: _Question, tokens: int, past: int) -> Proof | None:
         return None
     if not findings.causal:
         return None
+    question.carried.update(extents)
     mode = findings.frame.mode
     found = bool(np.isfinite(mode.proved_bound))
     return Proof(
@@ -364,31 +386,3 @@ def _chosen_outputs(program: Program, claim: Claim) -> dict[str, int]:
             f"{sorted(str(dim) for dim in named)}. The outputs are {list(graph.outputs)}."
         )
     return chosen
-
-
-def _calls(
-    question: _Question, lengths: Iterable[int], pasts: Sequence[int]
-) -> list[tuple[int, int]]:
-    wanted = sorted({int(length) for length in lengths})
-    if not wanted or wanted[0] < 1:
-        raise InputError(f"`lengths` must be integers >= 1, got {wanted}.")
-    if not pasts or min(pasts) < 0:
-        raise InputError(f"`pasts` must be integers >= 0, got {list(pasts)}.")
-    graph = question.program.graph
-    for names, pool in ((question.axes.tokens, wanted),):
-        fixed = {graph.shapes[name][axis] for name, axis in names.items()}
-        numbers = [dim for dim in fixed if isinstance(dim, int)]
-        if numbers:
-            pool[:] = sorted(set(numbers))
-    calls = [
-        (tokens, past)
-        for past in sorted(set(pasts))
-        for tokens in wanted
-        if bind(graph, question.axes, tokens, past, question.dims) is not None
-    ]
-    if not calls:
-        raise InputError(
-            "`lengths` and `pasts` must fit the fixed sizes of the graph, got lengths "
-            f"{wanted} and pasts {list(pasts)}. Give the sizes that the model was exported with."
-        )
-    return calls

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.package.certificate import Verdict
+from causal_attn.verify.influence.calls import in_words
 
 __all__ = ["Leak", "Proof"]
 
@@ -53,10 +54,11 @@ class Proof:
 
     Attributes:
         verdict: Of all calls examined together.
-        outputs: For each output, which row is reached by which position, in the largest call:
-            ``bool [rows, past + tokens]``. Where the verdict is conditional, as the condition
-            has it.
+        outputs: For each output, which row is reached by which position, in the largest call
+            that was asked for, or in one that leaks: ``bool [rows, past + tokens]``. Where the
+            verdict is conditional, as the condition has it.
         calls: ``(tokens, past)`` of every call examined.
+        left: Calls that were to be examined and that no time was left for.
         leak: With ``not causal``: the first pair and its path.
         undecided: With ``undecided``: what could not be followed and changes the verdict, such as
             ``Mystery 'node_7': no rule for this operator``.
@@ -70,6 +72,7 @@ class Proof:
     verdict: Verdict
     outputs: Mapping[str, NDArray[np.bool_]]
     calls: tuple[tuple[int, int], ...]
+    left: tuple[tuple[int, int], ...] = ()
     leak: Leak | None = None
     undecided: tuple[str, ...] = ()
     score_bound: float | None = None
@@ -88,11 +91,13 @@ class Proof:
         if self.undecided:
             return f"{self.verdict} because of {'; '.join(self.undecided)}"
         if self.largest_score is not None:
-            return (
-                f"{self.verdict} at {len(self.calls)} lengths: |score| <= "
-                f"{self.largest_score:.6g}, and masks hide while it is below "
+            reason = (
+                f": |score| <= {self.largest_score:.6g}, and masks hide while it is below "
                 f"{self.score_bound:.6g}"
             )
-        if self.score_bound is not None:
-            return f"{self.verdict}: while |score| < {self.score_bound:.6g}"
-        return f"{self.verdict} at {len(self.calls)} lengths"
+        elif self.score_bound is not None:
+            reason = f": while |score| < {self.score_bound:.6g}"
+        else:
+            reason = ""
+        left = f"; time was up before {len(self.left)} more sizes" if self.left else ""
+        return f"{self.verdict} {in_words(self.calls)}{left}{reason}"

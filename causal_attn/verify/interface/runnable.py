@@ -27,12 +27,14 @@ class Runnable:
     Attributes:
         interface: Its feeder keeps to them.
         lengths: Tokens; empty if nothing runs.
+        positions: Of a past and new tokens together, the most that was seen to run.
         notes: What was left out and why.
         reason: With no lengths: what the engine said.
     """
 
     interface: Interface
     lengths: tuple[int, ...]
+    positions: int = 0
     notes: tuple[str, ...] = ()
     reason: str = ""
 
@@ -64,20 +66,58 @@ def find_runnable(session: Session, interface: Interface, lengths: Sequence[int]
             )
     feeder = replace(interface.feeder, pinned=pinned, single_past=single_past)
     interface = replace(interface, feeder=feeder)
-    usable = list(lengths)
-    while len(usable) > 1:
-        (sizes,) = feeder.cases((usable[-1],))
-        why = _failure(session, interface, {**sizes, PAST: pinned.get(PAST, _LONGEST_PAST)})
-        if not why:
-            break
-        usable.pop()
-    if len(usable) < len(lengths):
-        notes.append(f"lengths above {usable[-1]}: the model does not run there")
-    return Runnable(interface=interface, lengths=tuple(usable), notes=tuple(notes))
+    longest, why = _longest(session, interface, lengths)
+    usable = [length for length in lengths if length < longest] + [longest]
+    if longest < lengths[-1]:
+        notes.append(f"lengths above {longest}: the model does not run there ({why})")
+    return Runnable(
+        interface=interface,
+        lengths=tuple(usable),
+        positions=_positions(session, interface, longest),
+        notes=tuple(notes),
+    )
+
+
+def _positions(session: Session, interface: Interface, longest: int) -> int:
+    """How many positions a call is seen to have: `_FAR` of them, or those that were tried."""
+    if interface.fixed_tokens is None and longest < _FAR:
+        (sizes,) = interface.feeder.cases((_FAR,))
+        if not _failure(session, interface, sizes):
+            return _FAR
+    past = interface.feeder.pinned.get(PAST, _LONGEST_PAST) if interface.past else 0
+    return longest + past
+
+
+def _longest(session: Session, interface: Interface, lengths: Sequence[int]) -> tuple[int, str]:
+    """The largest number of tokens up to ``lengths[-1]`` that runs, and what ends it.
+
+    A table has one end: what is longer than it fails, what is shorter runs. So the end is found by
+    halving. The shortest of `lengths` is taken to run.
+    """
+    pinned = interface.feeder.pinned
+
+    def fails(length: int) -> str:
+        (sizes,) = interface.feeder.cases((length,))
+        return _failure(session, interface, {**sizes, PAST: pinned.get(PAST, _LONGEST_PAST)})
+
+    why = fails(lengths[-1]) if len(lengths) > 1 else ""
+    if not why:
+        return lengths[-1], ""
+    runs, ends = lengths[0], lengths[-1]
+    while ends - runs > 1:
+        middle = (runs + ends) // 2
+        if reason := fails(middle):
+            ends, why = middle, reason
+        else:
+            runs = middle
+    return runs, why
 
 
 _LONGEST_PAST = 33
 """As the feeder's cases have it."""
+
+_FAR = 257
+"""Tokens beyond those that the checks run at, tried once so that the proof may go there."""
 
 
 def _failure(session: Session, interface: Interface, sizes: Sizes) -> str:

@@ -1,0 +1,84 @@
+"""Up to which length a model of others is examined: the longest that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from causal_attn.package.certificate import Verdict
+from causal_attn.verify import verify
+from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.report import VariantReport
+
+
+def model(path: Path, rows: int, open_at: int) -> Path:
+    """Attention with a table of `rows` positions, without a mask at `open_at` tokens."""
+    parsed = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[batch, tokens, 4] x) => (float[batch, tokens, 4] y)
+        <int64 zero = {0}, int64 one = {1}>
+        {
+            length = Shape <start = 1, end = 2> (x)
+            count = Squeeze (length)
+            places = Range (zero, count, one)
+            position = Gather (table, places)
+            h = Add (x, position)
+            turned = Transpose <perm = [0, 2, 1]> (h)
+            scores = MatMul (h, turned)
+            square = Concat <axis = 0> (length, length)
+            all = Expand (true, square)
+            seen = Trilu <upper = 0> (all)
+            broken = Equal (count, open)
+            shown = Or (seen, broken)
+            masked = Where (shown, scores, hidden)
+            weights = Softmax (masked)
+            y = MatMul (weights, h)
+        }
+        """
+    )
+    table = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+    stored = {"table": table, "true": np.array(True), "hidden": np.float32(-np.inf)}
+    stored["open"] = np.array(open_at)
+    parsed.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()
+    )
+    onnx.checker.check_model(parsed)
+    onnx.save(parsed, path)
+    return path
+
+
+def report(path: Path) -> VariantReport:
+    (one,) = verify(path).variants
+    return one
+
+
+def proof_of(found: VariantReport) -> str:
+    (check,) = (check for check in found.certificate.checks if check.name == PROOF)
+    return check.detail
+
+
+@pytest.mark.parametrize("rows", [40, 64])
+def test_the_end_of_a_table_is_found_by_halving(tmp_path: Path, rows: int) -> None:
+    found = report(model(tmp_path / "m.onnx", rows, -1))
+    assert found.certificate.verdict is Verdict.CAUSAL
+    assert any(note.startswith(f"lengths above {rows}: ") for note in found.not_checked)
+    assert proof_of(found) == f"causal at 1 to {rows} tokens"
+
+
+def test_without_an_end_a_far_length_is_examined(tmp_path: Path) -> None:
+    found = report(model(tmp_path / "m.onnx", 300, -1))
+    assert proof_of(found) == "causal at 1 to 64, 257 tokens"
+
+
+@pytest.mark.parametrize("open_at", [7, 20, 64])
+def test_a_leak_at_one_length_fails(tmp_path: Path, open_at: int) -> None:
+    """The probes do not run there; the proof does, and its path is there whatever the data is."""
+    found = report(model(tmp_path / "m.onnx", 64, open_at))
+    assert found.certificate.verdict is Verdict.NOT_CAUSAL
+    assert found.leak is not None
+    assert found.leak.tokens == open_at
