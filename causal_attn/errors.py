@@ -13,7 +13,8 @@
     │   └── CertificateError         the certificate is missing, failed, or of another model
     ├── EngineError                  ONNX Runtime failed while loading or running
     │   ├── ClosedError              the session was closed
-    │   └── StoppedError             the call was ended by its deadline, or from another thread
+    │   ├── StoppedError             the call was ended by its deadline, or from another thread
+    │   └── ContextError             a sequence is as long as the model or the cache allows
     └── MissingDependencyError (ModuleNotFoundError)   an extra of this package is not installed
 
 The command line turns ``UsageError``, ``PackageError`` and ``MissingDependencyError`` into exit
@@ -23,12 +24,15 @@ ONNX Runtime are mapped in one place, ``causal_attn.runtime.ort``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "CaptureError",
     "CausalAttnError",
     "CertificateError",
     "CheckError",
     "ClosedError",
+    "ContextError",
     "EngineError",
     "InputError",
     "MissingDependencyError",
@@ -96,6 +100,18 @@ class ClosedError(EngineError):
 
 class StoppedError(EngineError):
     """The call was ended by a deadline or from another thread; the session goes on."""
+
+
+class ContextError(EngineError):
+    """A sequence is as long as the model or the cache allows.
+
+    Attributes:
+        tokens: What it held before: the prompt and what was generated.
+    """
+
+    def __init__(self, message: str, tokens: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.tokens = tuple(tokens)
 
 
 class MissingDependencyError(CausalAttnError, ModuleNotFoundError):

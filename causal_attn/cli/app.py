@@ -18,6 +18,7 @@ from causal_attn.cli.demo import demo
 from causal_attn.cli.doctor import doctor
 from causal_attn.cli.export import export
 from causal_attn.cli.flags import in_flags
+from causal_attn.cli.generate import generate
 from causal_attn.cli.inspect import inspect
 from causal_attn.cli.option_group import one_option_each
 from causal_attn.cli.run import run
@@ -35,6 +36,7 @@ _EXTRA = {
     "matplotlib": "verify",
     "transformers": "transformers",
     "onnxruntime": "cpu",
+    "tokenizers": "text",
 }
 """Module to the extra that brings it."""
 
@@ -94,6 +96,7 @@ for _command, _example in (
     (verify, "model.onnx --report report --json"),
     (inspect, "demo/causal_attention"),
     (run, "demo/causal_attention inputs.npz -o outputs.npz"),
+    (generate, "model -p 'The capital of France is'"),
     (bench, "--tokens 16,128,1024 --form attention --json"),
     (doctor, ""),
 ):

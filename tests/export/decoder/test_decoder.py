@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,8 +13,10 @@ from causal_attn.errors import CaptureError
 from causal_attn.export import export
 from causal_attn.package.certificate import Verdict
 from causal_attn.runtime import load
+from causal_attn.runtime.generate import Generator
 
 LENGTHS = (1, 2, 7, 33)
+PROMPT = [3, 17, 42, 9]
 
 FINITE_MASK = {"bloom", "mpt"}
 """Their own attention adds the lowest float32 where a key is hidden."""
@@ -30,6 +31,23 @@ def test_a_family_exports(tmp_path: Path, family: str) -> None:
     assert certificate.verdict in {Verdict.CAUSAL, *bounded}
     passed = {check.name for check in certificate.checks if check.passed}
     assert {"parity", "decode is equivalent", "padding is invisible"} <= passed
+    _generates_alike(tmp_path / "package", family)
+
+
+def _generates_alike(package: Path, family: str) -> None:
+    with torch.no_grad():
+        generated = build(family).generate(  # type: ignore[operator]
+            torch.tensor([PROMPT]),
+            do_sample=False,
+            max_new_tokens=16,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    wanted = generated[0, len(PROMPT) :].tolist()
+    with Generator.open(package) as generator:
+        for lookup in (0, 4):
+            tokens = generator.generate(PROMPT, max_new_tokens=16, ends=(), lookup=lookup)
+            assert [token.id for token in tokens] == wanted
 
 
 @pytest.fixture(scope="module")
@@ -59,40 +77,6 @@ def test_names_and_dims_are_those_of_the_ecosystem(llama: Path) -> None:
         "logits": ("batch", "tokens", 64),
         **{name.replace("past_key_values", "present"): ("batch", 2, total, 8) for name in past},
     }
-
-
-def test_it_continues_as_generate_does(llama: Path) -> None:
-    model = build("llama")
-    prompt = torch.tensor([[3, 17, 42, 9]])
-    with torch.no_grad():
-        wanted = model.generate(  # type: ignore[operator]
-            prompt, do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0
-        )[0, 4:]
-    ids, past = prompt.numpy(), 0
-    cache = {
-        f"past_key_values.{layer}.{part}": np.zeros((1, 2, 0, 8), np.float32)
-        for layer in range(2)
-        for part in ("key", "value")
-    }
-    found = []
-    with load(llama, provider="cpu") as session:
-        for _ in range(12):
-            total = past + ids.shape[1]
-            results = session.run(
-                {
-                    "input_ids": ids,
-                    "attention_mask": np.ones((1, total), np.int64),
-                    "position_ids": np.arange(past, total)[None],
-                    **cache,
-                }
-            )
-            cache = {name: results[name.replace("past_key_values", "present")] for name in cache}
-            # As `min_new_tokens` does: the end is not to come yet.
-            logits = results["logits"][0, -1].copy()
-            logits[2] = -np.inf
-            past, ids = total, np.array([[int(logits.argmax())]])
-            found.append(int(ids[0, 0]))
-    assert found == wanted.tolist()
 
 
 def test_the_model_is_left_as_it_was() -> None:

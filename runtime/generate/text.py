@@ -1,0 +1,185 @@
+"""Text to tokens and back, and conversations to text, with the model's own files.
+
+The tokenizer is ``tokenizer.json``, read by the library `tokenizers`. The chat template is a jinja
+program that comes with the model: it runs in jinja's sandbox, cannot change what it is given, and
+reaches neither files nor modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from causal_attn.errors import MissingDependencyError, PackageError, UsageError
+from causal_attn.json_text import MAX_JSON_BYTES, shown
+from causal_attn.runtime.generate.defaults import read_json
+
+__all__ = ["Pieces", "Text"]
+
+_INSTALL = "Install it with: pip install 'causal-attn[text]'"
+
+
+class Text:
+    """A model's tokenizer and chat template; safe to use from many threads.
+
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``.
+        template: A jinja program of messages, or ``None``.
+        special: Names that the template may use, as ``bos_token``.
+    """
+
+    def __init__(
+        self, tokenizer: Any, template: str | None = None, special: Mapping[str, str] | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._special = dict(special or {})
+
+    @classmethod
+    def read(cls, folder: Path) -> Text | None:
+        """What lies in `folder`; ``None`` if it has no ``tokenizer.json``.
+
+        Raises:
+            PackageError: A file cannot be read.
+            MissingDependencyError: The extra ``[text]`` is not installed.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"Text needs the library tokenizers. {_INSTALL}", name="tokenizers"
+            ) from error
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        # The library raises bare exceptions, with a message about its Rust types.
+        except Exception as error:
+            raise PackageError(f"tokenizer.json must be a tokenizer, got: {error}.") from error
+        config = read_json(folder / "tokenizer_config.json")
+        special = {
+            name: value["content"] if isinstance(value, dict) else value
+            for name, value in config.items()
+            if name.endswith("_token")
+        }
+        return cls(
+            tokenizer,
+            _template(folder, config),
+            {name: value for name, value in special.items() if isinstance(value, str)},
+        )
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Tokens of `text`.
+
+        Args:
+            text: Any.
+            special: Whether the tokenizer adds its own first and last tokens.
+
+        Raises:
+            UsageError: `text` is no text.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"`text` must be a str, got {shown(text)}.")
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]:
+        """Tokens that ask the model for the next message of a conversation.
+
+        Args:
+            messages: Each with ``role`` and ``content``, the oldest first.
+            variables: Others that the template knows.
+
+        Raises:
+            UsageError: `messages` are no such list, the model has no template, or the template
+                refuses them.
+            MissingDependencyError: jinja2 is not installed.
+        """
+        if isinstance(messages, str) or not all(
+            isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages
+        ):
+            raise UsageError(
+                f"`messages` must be a list of dicts with role and content, got {shown(messages)}."
+            )
+        if self._template is None:
+            raise UsageError(
+                "`messages` must go to a model with a chat template, got one without. Give text."
+            )
+        # The template writes the special tokens itself.
+        return self.encode(self._rendered(messages, variables), special=False)
+
+    def pieces(self) -> Pieces:
+        """The text of tokens as they come."""
+        return Pieces(self.tokenizer)
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]], variables: dict[str, Any]) -> str:
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"A chat template needs jinja2. {_INSTALL}", name="jinja2"
+            ) from error
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        # Options and names are those that templates are written for:
+        # https://huggingface.co/docs/transformers/chat_templating_writing
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+            value, ensure_ascii=False, indent=indent
+        )
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        names = {"messages": list(messages), "add_generation_prompt": True, **self._special}
+        try:
+            assert self._template is not None
+            return environment.from_string(self._template).render(names | variables)
+        # A template may divide by zero or index what is not there, as any program.
+        except Exception as error:
+            raise UsageError(
+                f"`messages` must be what the model's chat template takes, got: "
+                f"{type(error).__name__}: {error}."
+            ) from error
+
+
+class Pieces:
+    """The text that is certain after each token: bytes of a character may come in several.
+
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def add(self, token: int) -> str:
+        """What `token` adds; empty while a character is not whole."""
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        # It gives up where a token takes back what was certain; later tokens have text again.
+        except Exception:  # noqa: BLE001
+            return ""
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
+        return path.read_text(encoding="utf-8", errors="replace")
+    template = config.get("chat_template")
+    return template if isinstance(template, str) else None
