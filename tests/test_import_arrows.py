@@ -34,15 +34,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "package": BASE | {"attention", "machine"},
     "runtime": BASE | {"attention", "machine", "package"},
     "doctor": BASE | {"machine", "runtime"},
+    "verify.node_order": set(),
     "verify.feeds": BASE | {"attention", "package"},
-    "verify.influence": BASE | {"package"},
+    "verify.influence": BASE | {"package", "verify.node_order"},
     "verify.interface": BASE | {"package", "runtime", "verify.feeds", "verify.influence"},
-    "verify.oracle": BASE | {"package", "verify.feeds"},
+    "verify.oracle": BASE | {"package", "verify.feeds", "verify.node_order"},
     "verify.compare": BASE,
     "verify.checks": BASE
     | {"package", "runtime", "verify.compare", "verify.feeds", "verify.interface"}
     | {"verify.oracle", "verify.subject"},
-    "verify.read_model": BASE | {"machine", "package"},
+    "verify.read_model": BASE | {"machine", "package", "verify.node_order"},
     "verify.subject": BASE
     | {"machine", "package", "runtime", "verify.feeds", "verify.influence", "verify.interface"}
     | {"verify.read_model"},

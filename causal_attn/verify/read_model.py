@@ -10,12 +10,13 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from causal_attn.errors import PackageError
 from causal_attn.machine.memory import machine_bytes
 from causal_attn.package.digest import external_files
+from causal_attn.verify.node_order import sort_model
 
 __all__ = ["made_up_operators", "read_model"]
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The graph at `path`, its external data left where it is.
+    """The graph at `path` with its nodes in order, its external data left where it is.
 
     Raises:
         PackageError: It is no ONNX model, is cut short, lacks its external data, is newer than
@@ -42,6 +43,7 @@ def read_model(path: Path) -> onnx.ModelProto:
                 f"`path` must use an opset up to {newest}, got {opset.version} in {path}. A newer "
                 "onnx may know it: pip install --upgrade onnx"
             )
+    sort_model(model)
     return model
 
 

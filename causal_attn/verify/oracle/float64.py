@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.feeds.feeder import Feeds
+from causal_attn.verify.node_order import sort_model
 from causal_attn.verify.oracle.operators import EVALUATOR_OPS
 from causal_attn.verify.oracle.random_rounding import NodeRounding
 
@@ -45,6 +46,7 @@ class GraphRun:
 
     def __init__(self, path: Path, *, wide: bool) -> None:
         model = onnx.load(path)
+        sort_model(model)
         formats = _float_types(model.graph)
         if wide:
             _widen_model(model)
