@@ -14,7 +14,8 @@
     ├── EngineError                  ONNX Runtime failed while loading or running
     │   ├── ClosedError              the session was closed
     │   ├── StoppedError             the call was ended by its deadline, or from another thread
-    │   └── ContextError             a sequence is as long as the model or the cache allows
+    │   ├── ContextError             a sequence is as long as the model or the cache allows
+    │   └── BusyError                as many requests wait as may; try again later
     └── MissingDependencyError (ModuleNotFoundError)   an extra of this package is not installed
 
 The command line turns ``UsageError``, ``PackageError`` and ``MissingDependencyError`` into exit
@@ -27,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "BusyError",
     "CaptureError",
     "CausalAttnError",
     "CertificateError",
@@ -112,6 +114,10 @@ class ContextError(EngineError):
     def __init__(self, message: str, tokens: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.tokens = tuple(tokens)
+
+
+class BusyError(EngineError):
+    """As many requests wait as may: this one was not taken, and may be sent again later."""
 
 
 class MissingDependencyError(CausalAttnError, ModuleNotFoundError):

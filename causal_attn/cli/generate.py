@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from causal_attn.cli.console import JsonFlag, err, print_json
 from causal_attn.errors import ContextError, UsageError
 
 if TYPE_CHECKING:
-    from causal_attn.runtime.generate import Generator, SamplingOptions, Token
+    from causal_attn.runtime.generate import Generator, Token
 
 __all__ = ["SamplingFlags", "generate"]
 
@@ -35,15 +35,9 @@ class SamplingFlags:
     ] = None
     seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None
 
-    def options(self) -> SamplingOptions:
-        """Those that were given."""
-        given: Any = {
-            name: value
-            for name in self.__dataclass_fields__
-            if (value := getattr(self, name)) is not None
-        }
-        options: SamplingOptions = given
-        return options
+    def given(self) -> dict[str, Any]:
+        """Those that were."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def generate(
@@ -87,7 +81,7 @@ def generate(
             "max_new_tokens": limit,
             "stop": stop or (),
             "lookup": lookup,
-            **sampling.options(),
+            **sampling.given(),
         }
         if tokens is not None:
             require_ids(tokens, generator.decoder.vocabulary, "ids")

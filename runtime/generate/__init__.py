@@ -13,11 +13,12 @@ Text in and out needs the extra ``[text]``, and a tokenizer beside the model.
 
 from __future__ import annotations
 
+from causal_attn.runtime.generate.answer import Options, Request, Token
 from causal_attn.runtime.generate.decoder import Decoder
 from causal_attn.runtime.generate.decoding import Decoding
 from causal_attn.runtime.generate.defaults import Defaults
-from causal_attn.runtime.generate.generator import Generator, Token
-from causal_attn.runtime.generate.sampling import Sampling, SamplingOptions
+from causal_attn.runtime.generate.generator import Generator
+from causal_attn.runtime.generate.sampling import Sampling
 from causal_attn.runtime.generate.text import Text
 
 __all__ = [
@@ -25,8 +26,9 @@ __all__ = [
     "Decoding",
     "Defaults",
     "Generator",
+    "Options",
+    "Request",
     "Sampling",
-    "SamplingOptions",
     "Text",
     "Token",
 ]

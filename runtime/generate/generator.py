@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Self, Unpack
 
 from causal_attn.errors import ContextError, UsageError
+from causal_attn.json_text import shown
 from causal_attn.package.read import read_package
+from causal_attn.runtime.generate.answer import Answer, Options, Request, Token
 from causal_attn.runtime.generate.decoder import Decoder
 from causal_attn.runtime.generate.decoding import Decoding, require_ids
 from causal_attn.runtime.generate.defaults import Defaults
 from causal_attn.runtime.generate.lookup import guess
-from causal_attn.runtime.generate.sampling import Sampler, SamplingOptions, log_shares
+from causal_attn.runtime.generate.sampling import Sampler
 from causal_attn.runtime.generate.stops import Stops
 from causal_attn.runtime.generate.text import Text
 from causal_attn.runtime.loading import load
 from causal_attn.runtime.providers import require_provider
 from causal_attn.runtime.session import Session
 
-__all__ = ["Generator", "Token"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Token:
-    """One token that was generated.
-
-    Attributes:
-        id: In the vocabulary.
-        text: What is certain of the text now that it came, empty without a tokenizer. The texts
-            of all tokens together are the answer: up to a stop string, without special tokens.
-        finish: Why nothing comes after it: ``"stop"`` for an end token or a stop string,
-            ``"length"`` for `max_new_tokens`; ``None`` if more comes.
-        logprob: Natural logarithm of its probability by the model's own logits, before every
-            option; ``None`` if not asked for.
-        likeliest: The most probable tokens and their `logprob`, the first of them first.
-    """
-
-    id: int
-    text: str
-    finish: Literal["stop", "length"] | None
-    logprob: float | None = None
-    likeliest: Mapping[int, float] | None = None
+__all__ = ["Generator"]
 
 
 class Generator:
@@ -99,17 +75,8 @@ class Generator:
         """A sequence without tokens: `Decoding.feed` puts tokens in and gives logits."""
         return Decoding(self.decoder, context=self.defaults.context)
 
-    # What every service lets its clients say; each is left out more often than not.
     def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ends: Sequence[int] | None = None,
-        logprobs: int | None = None,
-        lookup: int = 0,
-        **sampling: Unpack[SamplingOptions],
+        self, prompt: str | Sequence[int], *, lookup: int = 0, **options: Unpack[Options]
     ) -> Iterator[Token]:
         """Continue `prompt`, token by token, for as long as the result is asked for more.
 
@@ -117,14 +84,10 @@ class Generator:
 
         Args:
             prompt: Text, or at least one token.
-            max_new_tokens: >= 1; ``None``: the model's default, which may be no limit.
-            stop: Texts that end the answer; they are not part of it.
-            ends: Tokens that end it, ``()`` for none; ``None``: the model's own.
-            logprobs: How many of the likeliest tokens come with each, >= 0; ``None``: none, and
-                no `Token.logprob` either.
             lookup: >= 0: most tokens that are guessed by prompt look-up and put through the model
                 at once. Only greedy, whose tokens it does not change.
-            sampling: See `Sampling`; what is left out is the model's own default.
+            options: See `Options`: ``max_new_tokens``, ``stop``, ``ends``, ``logprobs``,
+                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``, ``seed``.
 
         Returns:
             An iterator; the last token has `Token.finish`.
@@ -135,49 +98,64 @@ class Generator:
                 and everything generated.
             EngineError: While it is iterated: ONNX Runtime failed, or a `Cancellation` ended it.
         """
-        _require_count("max_new_tokens", max_new_tokens, 1)
-        _require_count("logprobs", logprobs, 0)
         _require_count("lookup", lookup, 0)
-        ids = self._ids(prompt)
-        options = self.defaults.sampling.with_options(sampling)
-        if lookup and (options.temperature != 0 or self.decoder.last_only):
+        request = self.request(prompt, **options)
+        temperature = request.sampler.sampling.temperature
+        if lookup and (temperature != 0 or self.decoder.last_only):
             why = (
                 "a model that gives logits of the last token alone"
                 if self.decoder.last_only
-                else f"temperature {options.temperature}"
+                else f"temperature {temperature}"
             )
             raise UsageError(
                 f"`lookup` must be 0 unless decoding is greedy over all logits, got {lookup} and "
                 f"{why}."
             )
+        return self._generate(request, lookup)
+
+    def request(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Request:
+        """What `generate` is asked, checked: for those who run many at once.
+
+        Raises:
+            UsageError: An argument is wrong, or of a kind that this model cannot do.
+        """
+        known = {*Options.__required_keys__, *Options.__optional_keys__}
+        if unknown := sorted(options.keys() - known):
+            raise UsageError(f"The options must be of {sorted(known)}, got {unknown}.")
+        given: Any = dict(options)
+        limit, likeliest = given.pop("max_new_tokens", None), given.pop("logprobs", None)
+        stop, ends = given.pop("stop", ()), given.pop("ends", None)
+        _require_count("max_new_tokens", limit, 1)
+        _require_count("logprobs", likeliest, 0)
         if stop and self.text is None:
             raise UsageError("`stop` must be left out without a tokenizer. Use `ends`.")
-        answer = _Answer(
-            text=self.text,
-            stops=Stops(stop),
-            ends=self.defaults.ends if ends is None else frozenset(ends),
-            limit=self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            likeliest=logprobs,
+        ids = self._ids(prompt)
+        return Request(
+            ids,
+            Sampler(self.defaults.sampling.with_options(given), ids),
+            Answer(
+                text=self.text,
+                stops=Stops(stop),
+                ends=self.defaults.ends if ends is None else _ends(ends),
+                limit=self.defaults.max_new_tokens if limit is None else limit,
+                likeliest=likeliest,
+            ),
         )
-        return self._generate(ids, Sampler(options, ids), answer, lookup)
 
-    def _generate(
-        self, ids: list[int], sampler: Sampler, answer: _Answer, lookup: int
-    ) -> Iterator[Token]:
+    def _generate(self, request: Request, lookup: int) -> Iterator[Token]:
         decoding = self.start()
-        logits = decoding.feed(ids)[None]
+        logits = decoding.feed(request.ids)[None]
         guessed: list[int] = []
         while True:
             # Row i of the logits follows guess i - 1: it counts while the guesses before it hold.
-            for row, wrong in zip(logits, [*guessed, None], strict=True):
-                chosen = sampler.choose(row)
-                token = answer.token(chosen, row)
+            for row, guess_there in zip(logits, [*guessed, None], strict=True):
+                token = request.next(row)
                 yield token
                 if token.finish is not None:
                     return
-                if chosen != wrong:
+                if token.id != guess_there:
                     break
-            kept = [*ids, *answer.ids]
+            kept = [*request.ids, *request.answer.ids]
             decoding.rewind(len(decoding.tokens) - (len(kept) - 1))
             room = decoding.room
             if room == 0:
@@ -186,7 +164,7 @@ class Generator:
                 )
             wanted = lookup if room is None else min(lookup, room - 1)
             guessed = guess(kept, wanted) if wanted else []
-            new = [chosen, *guessed]
+            new = [kept[-1], *guessed]
             logits = decoding.feed_all(new) if guessed else decoding.feed(new)[None]
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -215,45 +193,10 @@ class Generator:
         self.close()
 
 
-class _Answer:
-    """What was generated so far, and what ends it."""
-
-    def __init__(
-        self,
-        *,
-        text: Text | None,
-        stops: Stops,
-        ends: frozenset[int],
-        limit: int | None,
-        likeliest: int | None,
-    ) -> None:
-        self.ids: list[int] = []
-        self._pieces = None if text is None else text.pieces()
-        self._stops, self._ends, self._limit = stops, ends, limit
-        self._likeliest = likeliest
-
-    def token(self, chosen: int, logits: NDArray[np.float32]) -> Token:
-        """The next one, whose `logits` are those that it was chosen by."""
-        self.ids.append(chosen)
-        text = "" if self._pieces is None else self._stops.add(self._pieces.add(chosen))
-        finish: Literal["stop", "length"] | None = None
-        if chosen in self._ends or self._stops.hit:
-            finish = "stop"
-        elif self._limit is not None and len(self.ids) >= self._limit:
-            finish = "length"
-        if finish is not None and not self._stops.hit:
-            text += self._stops.rest()
-        if self._likeliest is None:
-            return Token(id=chosen, text=text, finish=finish)
-        shares = log_shares(logits)
-        first = np.argsort(-shares, kind="stable")[: self._likeliest]
-        return Token(
-            id=chosen,
-            text=text,
-            finish=finish,
-            logprob=float(shares[chosen]),
-            likeliest={int(one): float(shares[one]) for one in first},
-        )
+def _ends(tokens: Any) -> frozenset[int]:
+    if not isinstance(tokens, Iterable) or not all(isinstance(one, int) for one in tokens):
+        raise UsageError(f"`ends` must be tokens, got {shown(tokens)}.")
+    return frozenset(tokens)
 
 
 def _require_count(name: str, value: Any, least: int) -> None:
