@@ -26,7 +26,8 @@ class Verdict(StrEnum):
     CAUSAL = "causal"
     NOT_CAUSAL = "not causal"
     CONDITIONAL = "conditional"
-    """Causal while scores stay within ``score_bound`` (a finite mask constant is added)."""
+    """Causal while scores stay within ``score_bound`` (a finite mask constant is added), or while
+    an input has the values that a check names."""
     UNDECIDED = "undecided"
 
 

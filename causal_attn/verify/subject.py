@@ -68,6 +68,7 @@ class Subject:
             longest=longest if fixed is None else 0,
             dims={**dict.fromkeys(("features", "head_dim"), 2), **interface.sizes},
             known=interface.known,
+            conditions=interface.conditions,
         )
 
     @cached_property

@@ -22,13 +22,16 @@ gives 5e3, and only whoever knows the scores can say.
 
 
 def check_proof(subject: Subject) -> Check:
-    """What `Subject.proof` found."""
+    """What `Subject.proof` found; what holds only for some inputs decides nothing by itself."""
     proof = subject.proof
+    unreached = (proof.score_bound or 0) >= LOW_BOUND and not proof.conditions
     passed: bool | None = {
         Verdict.CAUSAL: True,
-        Verdict.CONDITIONAL: (proof.score_bound or 0) >= LOW_BOUND or None,
+        Verdict.CONDITIONAL: unreached or None,
         Verdict.UNDECIDED: None,
         Verdict.NOT_CAUSAL: False,
     }[proof.verdict]
     figures = {"lengths": list(proof.lengths), "notes": list(proof.notes)}
+    if proof.conditions:
+        figures["conditions"] = list(proof.conditions)
     return Check(name=PROOF, passed=passed, detail=str(proof), figures=figures)

@@ -32,6 +32,9 @@ class Claim:
         known: Inputs whose values are fixed, so that no position is in them: an array that
             broadcasts to the input, or a function of shape, token axis and past (`ones`,
             `positions`). An attention mask of ones and a past length belong here.
+        conditions: Of inputs in `known` that a caller may feed otherwise, what their values there
+            say, such as ``token_type_ids are 0``. They are taken as data too: where the claim
+            needs their values, the verdict is conditional, in these words.
         lengths: Numbers of new tokens to examine. A fixed token axis leaves only its own.
         pasts: Sizes of the past to examine with each length.
         longest: Positions that the graph has room for. Calls with up to as many are examined too,
@@ -45,6 +48,7 @@ class Claim:
     total: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] | None = None
     known: Mapping[str, Known] = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS
     pasts: Sequence[int] = (0,)
     longest: int = 0

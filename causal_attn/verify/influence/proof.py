@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from causal_attn.errors import InputError, PackageError
+from causal_attn.errors import InputError
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence.assumed import assumes
-from causal_attn.verify.influence.bounds import EMPTY, Extent
 from causal_attn.verify.influence.calls import Sizes, asked_calls, further_calls
-from causal_attn.verify.influence.carried import carried_inputs
 from causal_attn.verify.influence.claim import Claim
-from causal_attn.verify.influence.evaluate import Frame
-from causal_attn.verify.influence.feed import Axes, Known, bind, feed
+from causal_attn.verify.influence.one_call import Question, examine, row_positions
 from causal_attn.verify.influence.program import Program, read_program
-from causal_attn.verify.influence.registry import Mode
-from causal_attn.verify.influence.result import Leak, Proof
-from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_words
-from causal_attn.verify.influence.trace import trace
+from causal_attn.verify.influence.result import Proof
 
 __all__ = ["prove"]
-
-_GROWTH = 3
-"""Evaluations after which a cache must be as large as the one before it."""
-
-_RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
-"""Gaps that hide, tried from the widest: lowest float32, lowest float16, -1e4, -1e3, less."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Findings:
-    """One evaluation of one call."""
-
-    frame: Frame
-    matrices: dict[str, NDArray[np.bool_]]
-    doubtful: dict[str, NDArray[np.bool_]]
-    leaks: dict[str, NDArray[np.bool_]]
-
-    @property
-    def causal(self) -> bool:
-        return not any(leak.any() for leak in self.leaks.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A claim about a program, with the outputs to examine."""
-
-    program: Program
-    axes: Axes
-    outputs: Mapping[str, int]
-    dims: Mapping[str, int]
-    known: Mapping[str, Known]
-    carried: dict[str, Extent] = field(default_factory=dict)
-    """How large the past was found to be in the last call that measured it."""
 
 
 def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
@@ -82,7 +42,7 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     """
     program = read_program(model, Path(base_dir) if base_dir is not None else None)
     _check_inputs(program, claim)
-    question = _Question(
+    question = Question(
         program=program,
         axes=claim.axes,
         outputs=_chosen_outputs(program, claim),
@@ -100,8 +60,13 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     ]
     scores = [result.largest_score for result in results if result.largest_score is not None]
     undecided = dict.fromkeys(name for result in results for name in result.undecided)
+    verdict = worst.verdict
+    conditions: tuple[str, ...] = ()
+    if verdict in _HOLDS:
+        conditions = _conditions(question, claim)
+        verdict = Verdict.CONDITIONAL if conditions else verdict
     return Proof(
-        verdict=worst.verdict,
+        verdict=verdict,
         outputs=shown.outputs,
         calls=tuple(call for result in results for call in result.calls),
         left=tuple(left),
@@ -109,11 +74,12 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
         score_bound=min(bounds, default=None),
         largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
+        conditions=conditions,
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
 
 
-def _examine_all(question: _Question, claim: Claim) -> tuple[list[Proof], int, list[Sizes]]:
+def _examine_all(question: Question, claim: Claim) -> tuple[list[Proof], int, list[Sizes]]:
     """A proof of each call, how many were asked for, and the calls that no time was left for."""
     graph = question.program.graph
     asked, further = asked_calls(graph, claim), further_calls(graph, claim)
@@ -127,198 +93,39 @@ def _examine_all(question: _Question, claim: Claim) -> tuple[list[Proof], int, l
                 return results, len(asked), further[at - len(asked) :]
         # Where one length needs the size of scores, all do.
         measured = bool(results) and results[-1].largest_score is not None
-        results.append(_examine(question, *call, measured=measured))
+        results.append(examine(question, *call, measured=measured))
     return results, len(asked), []
 
 
 _SEVERITY = (Verdict.CAUSAL, Verdict.CONDITIONAL, Verdict.UNDECIDED, Verdict.NOT_CAUSAL)
+_HOLDS = (Verdict.CAUSAL, Verdict.CONDITIONAL)
 
 
-def _examine(question: _Question, tokens: int, past: int, *, measured: bool) -> Proof:
-    call = ((tokens, past),)
-    if measured and (proof := _measure(question, tokens, past)) is not None:
-        return proof
-    strict = _evaluate(question, tokens, past, float("inf"), optimistic=False)
-    if strict.causal:
-        return Proof(verdict=Verdict.CAUSAL, outputs=strict.matrices, calls=call)
-    if not measured and strict.frame.mode.largest_gap > 0:
-        proof = _measure(question, tokens, past)
-        if proof is not None:
-            return proof
-    lenient, threshold = strict, float("inf")
-    for threshold in _RUNGS:
-        if threshold > strict.frame.mode.largest_gap:
-            continue
-        lenient = _evaluate(question, tokens, past, threshold, optimistic=False)
-        if lenient.causal:
-            return Proof(
-                verdict=Verdict.CONDITIONAL,
-                outputs=lenient.matrices,
-                calls=call,
-                score_bound=lenient.frame.mode.score_bound,
-            )
-    sure = lenient
-    if lenient.frame.mode.doubts:
-        threshold = lenient.frame.mode.threshold
-        sure = _evaluate(question, tokens, past, threshold, optimistic=True)
-    if sure.causal:
-        return Proof(
-            verdict=Verdict.UNDECIDED,
-            outputs=lenient.matrices,
-            calls=call,
-            undecided=tuple(_doubts(lenient)),
-        )
-    return Proof(
-        verdict=Verdict.NOT_CAUSAL,
-        outputs=lenient.matrices,
-        calls=call,
-        leak=_first_leak(question, sure, tokens, past),
-    )
+def _conditions(question: Question, claim: Claim) -> tuple[str, ...]:
+    """Those of `claim.conditions` without which nothing is proved: their inputs are data then.
 
-
-def _measure(question: _Question, tokens: int, past: int) -> Proof | None:
-    """The proof where scores have a bound under which the masks hide; ``None``: it does not.
-
-    A past is as large as what the graph itself hands on: the claim is about a cache that the
-    graph wrote. Each of its inputs is taken to be empty first, or as large as in another call, and
-    then as large as the output that continues it; where the output stays within that, so it does
-    from call to call.
+    Inputs that matter only together are all named.
     """
-    carried = carried_inputs(question.program.graph, question.axes.past) if past else {}
-    extents = {name: question.carried.get(name, EMPTY) for name in carried}
-    for _ in range(_GROWTH):
-        findings = _evaluate(question, tokens, past, np.inf, optimistic=False, extents=extents)
-        written = {name: findings.frame.extent(output) for name, output in carried.items()}
-        if all(_within(written[name], extents[name]) for name in carried):
-            break
-        extents = written
-    else:
-        return None
-    if not findings.causal:
-        return None
-    question.carried.update(extents)
-    mode = findings.frame.mode
-    found = bool(np.isfinite(mode.proved_bound))
-    return Proof(
-        verdict=Verdict.CAUSAL,
-        outputs=findings.matrices,
-        calls=((tokens, past),),
-        score_bound=mode.proved_bound if found else None,
-        largest_score=mode.largest_score if found else None,
-    )
+    calls = asked_calls(question.program.graph, claim)
 
+    def holds(names: Collection[str]) -> bool:
+        known = {name: value for name, value in question.known.items() if name not in names}
+        freed = replace(question, known=known, carried={})
+        return all(examine(freed, *call, measured=False).verdict in _HOLDS for call in calls)
 
-def _within(inner: Extent, outer: Extent) -> bool:
-    """Whether what a call writes is no larger than what it read, but for rounding."""
-    slack = 1e-6 * outer.size
-    norm = inner.norm <= outer.norm * (1 + 1e-6) and outer.axes <= inner.axes
-    low, high = outer.low - slack <= inner.low, inner.high <= outer.high + slack
-    return low and high and (norm or not outer.axes)
-
-
-def _evaluate(
-    question: _Question,
-    tokens: int,
-    past: int,
-    threshold: float,
-    *,
-    optimistic: bool,
-    extents: Mapping[str, Extent] | None = None,
-) -> _Findings:
-    """Evaluate one call; with `extents` of inputs, how large values are is followed too."""
-    graph = question.program.graph
-    bound = bind(graph, question.axes, tokens, past, question.dims)
-    assert bound is not None  # `_calls` keeps calls that fit
-    mode = Mode(
-        positions=past + tokens,
-        threshold=threshold,
-        optimistic=optimistic,
-        measured=extents is not None,
-    )
-    values = feed(graph, question.axes, tokens, past, bound, question.known, mode)
-    frame = Frame(question.program, mode, values=values, dims=bound)
-    frame.extents.update(extents or {})
-    frame.run(graph)
-    matrices, doubtful, leaks = {}, {}, {}
-    for name, axis in question.outputs.items():
-        _check_axis(name, frame.values[name], axis)
-        matrix = _matrix(frame.values[name], axis, tokens, 64 * mode.words)
-        rows = _row_positions(matrix.shape[0], tokens, past)
-        matrices[name] = matrix[:, : mode.positions]
-        doubtful[name] = matrix[:, mode.positions :]
-        future = np.arange(mode.positions) > rows[:, None]
-        leaks[name] = matrices[name] & future
-        if not isinstance(frame.values[name], Tensor):
-            # Nothing is known of its rows, not even how many: never surely causal or leaking.
-            leaks[name] = np.full_like(matrices[name], not optimistic)
-    return _Findings(frame, matrices, doubtful, leaks)
-
-
-def _check_axis(name: str, value: Value, axis: int) -> None:
-    rank = value.rank if isinstance(value, Tensor) else None
-    if isinstance(value, Sequenced) or (rank is not None and not -rank <= axis < rank):
-        found = "a sequence" if rank is None else f"a tensor of {rank} axes"
-        raise PackageError(
-            f"Output {name!r} must be a tensor with the token axis {axis}, got {found}. Name its "
-            "axis in `outputs`, or export the model again if it declares another shape."
-        )
-
-
-def _matrix(value: Value, axis: int, tokens: int, width: int) -> NDArray[np.bool_]:
-    """Which row is reached by which bit: ``bool [rows, width]``."""
-    if not isinstance(value, Tensor):
-        words = np.array([join_words(value)], np.uint64).repeat(tokens, 0)
-    else:
-        axis %= value.rank
-        others = tuple(at for at in range(value.rank) if at != axis)
-        rows = value.shape[axis]
-        planes = [np.bitwise_or.reduce(p, axis=others, initial=0) for p in value.bits]
-        words = np.stack([np.broadcast_to(plane, (rows,)) for plane in planes], -1)
-    places = np.arange(width, dtype=np.uint64)
-    picked = words[:, (places // np.uint64(64)).astype(int)]
-    matrix: NDArray[np.bool_] = (picked >> (places % np.uint64(64))) & np.uint64(1) == 1
-    return matrix
-
-
-def _row_positions(rows: int, tokens: int, past: int) -> NDArray[np.int64]:
-    """Positions of an output's rows: the last `rows` of the call, a cache being all of it."""
-    return np.arange(past + tokens - rows, past + tokens)
-
-
-def _doubts(findings: _Findings) -> list[str]:
-    mode = findings.frame.mode
-    seen = np.zeros(64 * mode.words - mode.positions, bool)
-    for name, leak in findings.leaks.items():
-        seen |= findings.doubtful[name][leak.any(1)].any(0)
-    names = [reason for place, reason in enumerate(mode.doubts) if seen[min(place, len(seen) - 1)]]
-    return names or list(mode.doubts)
-
-
-def _first_leak(question: _Question, findings: _Findings, tokens: int, past: int) -> Leak:
-    name = next(name for name, leak in findings.leaks.items() if leak.any())
-    row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
-    graph = question.program.graph
-    path, nodes = trace(findings.frame, graph, name, question.outputs[name], row, bit)
-    assumed = [str(node) for node, source in nodes if assumes(findings.frame, node, source)]
-    rows = findings.leaks[name].shape[0]
-    return Leak(
-        output=name,
-        query=int(_row_positions(rows, tokens, past)[row]),
-        position=bit,
-        tokens=tokens,
-        past=past,
-        path=tuple(path),
-        assumed=tuple(dict.fromkeys(assumed)),
-    )
+    if not claim.conditions or holds(claim.conditions):
+        return ()
+    alone = [words for name, words in claim.conditions.items() if not holds([name])]
+    return tuple(alone or claim.conditions.values())
 
 
 def _notes(
-    question: _Question, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
+    question: Question, matrices: Mapping[str, NDArray[np.bool_]], call: tuple[int, int]
 ) -> list[str]:
     notes = []
     alone = True
     for name, matrix in matrices.items():
-        rows = _row_positions(matrix.shape[0], *call)
+        rows = row_positions(matrix.shape[0], *call)
         earlier = np.arange(matrix.shape[1]) < rows[:, None]
         seen = (matrix & earlier).sum(1)
         alone &= bool(earlier.any()) and not seen.any()
@@ -346,6 +153,10 @@ def _check_inputs(program: Program, claim: Claim) -> None:
         raise InputError(
             "`tokens` must name an input and its token axis, got none. Give one of "
             f"{list(graph.inputs)}."
+        )
+    if free := sorted(set(claim.conditions) - set(claim.known)):
+        raise InputError(
+            f"`conditions` must be about inputs in `known`, got {free}. Give their values there."
         )
     known = dict.fromkeys(claim.known, 0)
     named = {"tokens": claim.tokens, "past": claim.past, "total": claim.total, "known": known}

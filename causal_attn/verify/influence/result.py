@@ -66,6 +66,8 @@ class Proof:
             that masks add, stay below this in magnitude; ``None``: whatever they are.
         largest_score: With ``causal`` and a bound: no score is larger, by the weights alone. A
             past is taken to be one that the graph itself wrote.
+        conditions: The graph is causal while these hold of inputs whose values were fixed, such as
+            ``token_type_ids are 0``; none where it is whatever they are.
         notes: Facts that are no faults, such as an output that never sees the past.
     """
 
@@ -77,6 +79,7 @@ class Proof:
     undecided: tuple[str, ...] = ()
     score_bound: float | None = None
     largest_score: float | None = None
+    conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -99,5 +102,7 @@ class Proof:
             reason = f": while |score| < {self.score_bound:.6g}"
         else:
             reason = ""
+        if self.conditions:
+            reason += f": while {' and '.join(self.conditions)}"
         left = f"; time was up before {len(self.left)} more sizes" if self.left else ""
         return f"{self.verdict} {in_words(self.calls)}{left}{reason}"

@@ -29,12 +29,14 @@ from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
 from causal_attn.verify.interface.naming import (
     ATTENTION,
+    BEAMS,
     PAST_DIMS,
     POSITIONS,
     TOKEN_DIMS,
     Dims,
     belongs_to_cache,
     is_mask,
+    kind_of_token,
     token_axis_by_name,
 )
 from causal_attn.verify.interface.roles import BATCH, PAST, TOKENS, Roles
@@ -58,6 +60,7 @@ class Interface:
         total: Inputs of past and new tokens together.
         outputs: Outputs with a token axis, ``name -> axis``.
         known: Fixed inputs, as the influence proof takes them.
+        conditions: Of those that a caller may feed otherwise, what their values say, in words.
         mask: The input ``[batch, past and new tokens]`` that is 0 for padding, if there is one.
         positions: The input of position ids, if there is one.
         sizes: Dims of the graph, by the graph's own names, that have one size.
@@ -71,6 +74,7 @@ class Interface:
     total: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
     known: Mapping[str, influence.Known] = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(default_factory=dict)
     mask: str | None = None
     positions: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -129,6 +133,7 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
         outputs=_watched(feeder)
         | {entry.output: slots[entry.input] for entry in buffers(contract) if entry.output},
         known=known,
+        conditions={} if positions is None else {positions: f"{positions} count up"},
         mask=mask,
         positions=positions,
         notes=(*loose, *_undecoded(contract, past)),
@@ -233,6 +238,7 @@ def discover(
         total=roles.total,
         outputs={name: axis for name, axis in watched.items() if name in wanted},
         known=roles.known,
+        conditions=roles.conditions,
         mask=roles.mask,
         positions=next((name for name in inputs if name in POSITIONS), None),
         sizes=sizes,
@@ -264,8 +270,10 @@ def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
             continue
         if name in roles.fixed:
             # Masks and positions have checks of their own.
-            if not is_mask(name) and name not in POSITIONS and "len" not in name:
-                notes.append(f"input {name!r}: only the values it has in one segment, all alike")
+            if kind_of_token(name) is not None:
+                notes.append(f"input {name!r}: probes run while {roles.conditions[name]}")
+            elif name in BEAMS:
+                notes.append(f"input {name!r}: each sequence goes on from itself")
             continue
         loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
         if loose:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 __all__ = [
     "ATTENTION",
     "BATCH",
+    "BEAMS",
+    "HAS_PAST",
     "LENGTHS",
     "PAST",
     "PAST_DIMS",
@@ -23,6 +25,7 @@ __all__ = [
     "belongs_to_cache",
     "continues_cache",
     "is_mask",
+    "kind_of_token",
     "pair_cache",
     "token_axis_by_name",
 ]
@@ -42,12 +45,20 @@ TOTAL_DIMS = {"total_sequence_length", "total_seq_len", "total_tokens", "kv_leng
 
 ATTENTION = {"q", "k", "v", "query", "key", "value", "Q", "K", "V"}
 POSITIONS = {"position_ids", "cache_position", "positions"}
+BEAMS = {"beam_idx", "beam_index", "beam_indices", "beam_ids"}
+"""Inputs ``[batch]`` of the sequences whose past each sequence goes on from."""
+HAS_PAST = {"use_cache_branch", "use_past"}
+"""Flags that say whether there is a past: which half of a merged decoder runs."""
 LENGTHS = {"past_lengths", "cache_lengths", "write_indices"}
 """Inputs ``[batch]`` of how many tokens each sequence holds before the call."""
 _IDS = {"input_ids", "decoder_input_ids"}
 _EMBEDDED = {"inputs_embeds", "hidden_states", "decoder_inputs_embeds"}
 
 _CACHE = re.compile(r"past|cache|present", re.I)
+_KINDS = re.compile(r"(?:^|_)token_types?(?:_ids?)?$", re.I)
+_DOCUMENTS = re.compile(
+    r"(?:^|_)(?:segments?|documents?|docs?|sequence|seq)(?:_(?:ids?|idx))$", re.I
+)
 _PART = re.compile(r"(?:^|[._])(?:past_|present_)?(keys?|values?|k|v)(?=$|[._\d])", re.I)
 _PAST = re.compile(r"past.*(key|value)|(key|value).*(past|cache)|past_\d+|\bcache\b", re.I)
 
@@ -67,6 +78,16 @@ def token_axis_by_name(name: str, dims: Dims) -> int | None:
 def is_mask(name: str) -> bool:
     """Whether an input says which tokens are padding."""
     return name.endswith("attention_mask") or name == "input_mask"
+
+
+def kind_of_token(name: str) -> int | None:
+    """The value of an input of token types, or of documents in one sequence, if all are alike.
+
+    Types count from 0; numbers of documents from 1, 0 being padding.
+    """
+    if _KINDS.search(name):
+        return 0
+    return 1 if _DOCUMENTS.search(name) else None
 
 
 def belongs_to_cache(name: str) -> bool:

@@ -13,12 +13,15 @@ from causal_attn.verify import influence
 from causal_attn.verify.feeds.feeder import Fixed, Sizes
 from causal_attn.verify.interface.naming import (
     BATCH,
+    BEAMS,
+    HAS_PAST,
     PAST,
     POSITIONS,
     TOKENS,
     TOTAL_DIMS,
     Dims,
     is_mask,
+    kind_of_token,
 )
 
 __all__ = ["BATCH", "PAST", "TOKENS", "Roles"]
@@ -34,6 +37,7 @@ class Roles:
         total: Inputs of past and new tokens together.
         fixed: Inputs whose values follow from the sizes: how to make them.
         known: The same, as the influence proof takes them.
+        conditions: What the values of those say that a caller may choose, in words.
         pinned: Dims of ours that have one size.
         mask: The input that is 0 for padding.
     """
@@ -50,6 +54,7 @@ class Roles:
         self.total: dict[str, int] = {}
         self.fixed: dict[str, Fixed] = {}
         self.known: dict[str, influence.Known] = {}
+        self.conditions: dict[str, str] = {}
         self.pinned: dict[str, int] = {}
         self.names: dict[str, str] = {}
         for name, axis in tokens.items():
@@ -119,10 +124,18 @@ class Roles:
             self.tokens[name] = axis
             self.fixed[name] = lambda shape, sizes: _positions(shape, axis, sizes)
             self.known[name] = influence.positions
-        elif name == "token_type_ids":
+            self.conditions[name] = f"{name} count up"
+        elif (kind := kind_of_token(name)) is not None:
             self.tokens.setdefault(name, len(dims) - 1)
-            self.fixed[name] = lambda shape, sizes: np.zeros(shape, np.int64)
-            self.known[name] = 0
+            self.fixed[name] = lambda shape, sizes: np.full(shape, kind)
+            self.known[name] = kind
+            self.conditions[name] = f"{name} are {kind}"
+        elif name in BEAMS:
+            self.fixed[name] = lambda shape, sizes: influence.positions(shape, 0, 0)
+            self.known[name] = lambda shape, axis, past: influence.positions(shape, 0, 0)
+        elif name in HAS_PAST:
+            self.fixed[name] = lambda shape, sizes: np.full(shape, sizes.get(PAST, 0) > 0)
+            self.known[name] = lambda shape, axis, past: np.full(shape, past > 0)
         elif name in ("seqlens_k", "past_seq_len"):
             # GroupQueryAttention wants the total less one; past_seq_len of genai is the same.
             self.fixed[name] = lambda shape, sizes: np.full(shape, _total(sizes) - 1)
@@ -134,8 +147,9 @@ class Roles:
         others = {
             size
             for other, dims in self.inputs.items()
-            if other not in {*self.tokens, *self.past, *POSITIONS, "token_type_ids"}
+            if other not in {*self.tokens, *self.past, *POSITIONS}
             and not is_mask(other)
+            and kind_of_token(other) is None
             for size in dims[1:]
             if isinstance(size, str)
         }

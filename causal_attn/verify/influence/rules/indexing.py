@@ -9,7 +9,15 @@ import numpy as np
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
 from causal_attn.verify.influence.rules.movement import concat, reshape, slice_axis
 from causal_attn.verify.influence.rules.reductions import join_axes
-from causal_attn.verify.influence.tensor import Array, Tensor, apply, expand, make, unknown
+from causal_attn.verify.influence.tensor import (
+    Array,
+    Tensor,
+    apply,
+    expand,
+    make,
+    reduce_bits,
+    unknown,
+)
 
 __all__ = ["gather", "overwrite"]
 
@@ -142,19 +150,31 @@ def _gather_elements(call: Call) -> list[Tensor]:
 @rule("GatherND")
 @rule("GatherND", domain=MICROSOFT)
 def _gather_nd(call: Call) -> list[Tensor]:
-    data, indices = call.tensor(0), call.values(1)
+    data, indices = call.tensor(0), call.tensor(1)
     batch = call.attr("batch_dims", 0)
-    flat = np.arange(data.size).reshape(data.shape)
     depth = indices.shape[-1]
+    levels = [slice_axis(indices, indices.rank - 1, at, at + 1) for at in range(depth)]
+    free = [batch + at for at, level in enumerate(levels) if level.value is None]
+    if free:
+        # Where an index is data, any element along its axis may be the one that is read.
+        data = join_axes(data, free)
+    flat = np.arange(data.size).reshape(data.shape)
     lead = np.indices(indices.shape[:-1], sparse=True)[:batch]
-    places = flat[(*lead, *(indices[..., level] for level in range(depth)))]
-    return [
-        apply(
-            data,
-            lambda plane: np.broadcast_to(plane, data.shape).reshape(-1)[places],
-            places.shape,
-        )
+    shape = indices.shape[:-1]
+    at = [np.zeros(shape, np.int64) if v is None else v[..., 0] for v in (x.value for x in levels)]
+    places = flat[(*lead, *at)]
+    read = apply(
+        data, lambda plane: np.broadcast_to(plane, data.shape).reshape(-1)[places], places.shape
+    )
+    if not free:
+        return [read]
+    trailing = (1,) * (read.rank - len(shape))
+    asked = reduce_bits(indices, [indices.rank - 1])
+    bits = [
+        plane | np.broadcast_to(index[..., 0], shape).reshape(shape + trailing)
+        for plane, index in zip(read.bits, asked, strict=True)
     ]
+    return [unknown(read.shape, read.dtype, bits)]
 
 
 @rule("ScatterElements", "Scatter")

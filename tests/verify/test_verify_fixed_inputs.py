@@ -1,0 +1,188 @@
+"""Inputs whose values follow from the call, by the names the ecosystem has for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from causal_attn.package.certificate import Check, Verdict
+from causal_attn.verify import verify
+from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.report import VariantReport
+
+Dims = list[str | int]
+
+LENGTHS = (1, 2, 9)
+EMBEDDED: Dims = ["batch", "sequence_length", 4]
+CACHE: Dims = ["batch", 1, "past_sequence_length", 4]
+ATTEND = """
+    turned = Transpose <perm = [0, 1, 3, 2]> (keys)
+    scores = MatMul (query, turned)
+    count = Shape <start = 2, end = 3> (scores)
+    total = Shape <start = 3, end = 4> (scores)
+    rows_end = Squeeze (count)
+    columns_end = Squeeze (total)
+    before = Sub (columns_end, rows_end)
+    new = Range (zero, rows_end, one)
+    places = Add (new, before)
+    rows = Unsqueeze (places, axis)
+    columns = Range (zero, columns_end, one)
+    seen = LessOrEqual (columns, rows)
+"""
+HIDE = """
+    masked = Where (seen, scores, hidden)
+    weights = Softmax (masked)
+    mixed = MatMul (weights, keys)
+"""
+KEYS = "one_axis = Constant <value_ints = [1]> () query = Unsqueeze (inputs_embeds, one_axis)"
+
+
+def save(path: Path, inputs: dict[str, Dims], body: str, *, cache: bool = False) -> Path:
+    """A graph of the lines in `body`, which end in ``y`` and, with a cache, ``present_key_0``."""
+    graph = onnx.parser.parse_graph("g (float[1] unused) => (float[1] y) {" + body + "}")
+    kinds = {
+        "inputs_embeds": TensorProto.FLOAT,
+        "past_key_0": TensorProto.FLOAT,
+        "use_cache_branch": TensorProto.BOOL,
+    }
+    stored = {
+        "zero": np.array(0), "one": np.array(1), "axis": np.array([1]),
+        "hidden": np.float32(-np.inf),
+    }  # fmt: skip
+    outputs = {"y": EMBEDDED}
+    if cache:
+        outputs["present_key_0"] = ["batch", 1, "total", 4]
+    made = helper.make_graph(
+        list(graph.node),
+        "g",
+        [
+            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.INT64), dims)
+            for name, dims in inputs.items()
+        ],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in outputs.items()
+        ],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def report(path: Path) -> VariantReport:
+    (one,) = verify(path, lengths=LENGTHS).variants
+    return one
+
+
+def proof_of(found: VariantReport) -> Check:
+    (check,) = (check for check in found.certificate.checks if check.name == PROOF)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("token_type_ids", 0), ("mm_token_type_ids", 0), ("segment_ids", 1)]
+)
+def test_a_block_opened_by_types_is_conditional(tmp_path: Path, name: str, kind: int) -> None:
+    """Tokens of another kind see one another: the claim holds for one kind only."""
+    body = f"""
+    {KEYS} keys = Identity (query) {ATTEND}
+    kind = Constant <value_int = {kind}> ()
+    same = Equal ({name}, kind)
+    other = Not (same)
+    two = Constant <value_ints = [1, 2]> () three = Constant <value_ints = [1, 3]> ()
+    other_key = Unsqueeze (other, two)
+    other_row = Unsqueeze (other, three)
+    together = And (other_row, other_key)
+    open = Or (seen, together)
+    masked = Where (open, scores, hidden) weights = Softmax (masked) mixed = MatMul (weights, keys)
+    y = Squeeze (mixed, one_axis)
+    """
+    inputs: dict[str, Dims] = {
+        "inputs_embeds": EMBEDDED, name: ["batch", "sequence_length"]
+    }  # fmt: skip
+    found = report(save(tmp_path / "m.onnx", inputs, body))
+    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert not found.certificate.passed
+    assert proof_of(found).passed is None
+    assert proof_of(found).detail.endswith(f"while {name} are {kind}")
+    assert proof_of(found).figures["conditions"] == [f"{name} are {kind}"]
+
+
+def test_a_cache_reordered_in_the_graph(tmp_path: Path) -> None:
+    """``beam_idx`` picks sequences of the past: each goes on from itself, and decoding runs."""
+    body = f"""
+    {KEYS} past = Gather <axis = 0> (past_key_0, beam_idx)
+    keys = Concat <axis = 2> (past, query) {ATTEND} {HIDE}
+    y = Squeeze (mixed, one_axis) present_key_0 = Identity (keys)
+    """
+    inputs: dict[str, Dims] = {
+        "inputs_embeds": EMBEDDED, "past_key_0": CACHE, "beam_idx": ["batch"]
+    }  # fmt: skip
+    found = report(save(tmp_path / "m.onnx", inputs, body, cache=True))
+    assert found.certificate.passed, [c for c in found.certificate.checks if not c.passed]
+    assert "decode is equivalent" in {check.name for check in found.certificate.checks}
+
+
+def merged(path: Path, *, open_prompt: bool) -> Path:
+    """A decoder for prompts and one with a past, chosen by a flag."""
+    branches = []
+    for past in (True, False):
+        keys = "Concat <axis = 2> (past_key_0, query)" if past else "Identity (query)"
+        hide = HIDE.replace("seen", "all") if open_prompt and not past else HIDE
+        lines = f"""
+        {KEYS} keys = {keys} {ATTEND} all = Or (seen, yes) {hide}
+        y = Squeeze (mixed, one_axis) present = Identity (keys)
+        """
+        names = ("past_key_0", "inputs_embeds", "zero", "one", "axis", "hidden", "yes")
+        body = onnx.parser.parse_graph(
+            "g (float[1] unused) => (float[b, t, 4] y, float[b, 1, n, 4] present) {" + lines + "}"
+        )
+        del body.input[:]
+        for node in body.node:
+            for part in (node.input, node.output):
+                part[:] = [n if n in names else f"{n}_{past}" for n in part]
+        for value in body.output:
+            value.name = f"{value.name}_{past}"
+        branches.append(body)
+    choose = "yes = Constant <value_int = 1> () no = Identity (yes) y = Identity (no)"
+    save(
+        path,
+        {"inputs_embeds": EMBEDDED, "past_key_0": CACHE, "use_cache_branch": [1]},
+        choose,
+    )
+    model = onnx.load(path)
+    nodes = [
+        helper.make_node("Cast", ["one"], ["yes"], to=TensorProto.BOOL),
+        helper.make_node(
+            "If", ["use_cache_branch"], ["y", "present_key_0"],
+            then_branch=branches[0], else_branch=branches[1],
+        ),
+    ]  # fmt: skip
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    present = helper.make_tensor_value_info(
+        "present_key_0", TensorProto.FLOAT, ["batch", 1, "total", 4]
+    )
+    model.graph.output.append(present)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def test_both_branches_of_a_merged_decoder_are_judged(tmp_path: Path) -> None:
+    """The flag says whether there is a past: each branch runs with the sizes that belong to it."""
+    found = report(merged(tmp_path / "m.onnx", open_prompt=False))
+    assert found.certificate.passed, [c for c in found.certificate.checks if not c.passed]
+
+
+def test_an_open_branch_of_a_merged_decoder_is_a_leak(tmp_path: Path) -> None:
+    found = report(merged(tmp_path / "m.onnx", open_prompt=True))
+    assert found.certificate.verdict is Verdict.NOT_CAUSAL
+    assert found.leak is not None
+    assert found.leak.past == 0
