@@ -7,7 +7,7 @@
     order       names a node reads, nodes in an order
     program     graph, functions and operator versions of a model
     registry    rules by operator, and what a rule is given
-    elementwise, movement, shapes, indexing, reductions, softmax, products, quantize,
+    elementwise, movement, shapes, indexing, scatter, reductions, softmax, products, quantize,
     convolution, recurrent, attention, contrib_attention, control    the rules
     same        where two tensors hold one and the same element
     bounds      how large scores can be, with the weights
@@ -49,6 +49,7 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     quantize,
     recurrent,
     reductions,
+    scatter,
     shapes,
     softmax,
 )
