@@ -63,6 +63,7 @@ class Subject:
             past=interface.past,
             total=interface.total,
             outputs=interface.outputs,
+            others=interface.others,
             lengths=lengths if fixed is None else (fixed,),
             pasts=(0,) if not has_past else (0, 3) if past is None else (past,),
             longest=longest if fixed is None else 0,

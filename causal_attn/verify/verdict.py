@@ -35,7 +35,8 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
     unsure = True in future and False not in future and _rests_on_data(proof)
     if unsure:
         checks = [_undecided(check, proof) if check.name == PROOF else check for check in checks]
-    else:
+    elif proof.leak is None or proof.leak.output in subject.interface.outputs:
+        # No probe looks at an output whose rows are not the tokens.
         checks = [*checks, *_agreement(future, proof.verdict)]
     if False in future or (proof.verdict is Verdict.NOT_CAUSAL and not unsure):
         verdict = Verdict.NOT_CAUSAL

@@ -17,7 +17,9 @@
     calls       which lengths and pasts are examined
     feed        inputs of one call
     trace       the path of a leak
-    proof       lengths, masks read strictly and leniently, the verdict
+    rows        which position a row of an output is of
+    one_call    one call: masks read strictly, by the size of scores, leniently
+    proof       all calls together, the verdict
 
 Limits. The proof is about finite data (``0 * NaN`` passes a weight of zero), about the lengths it
 is asked for, about one row of a batch unless ``dims`` says more, and about the kernels of ONNX

@@ -15,7 +15,7 @@ from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.feed import bind
 from causal_attn.verify.influence.graph import Graph
 
-__all__ = ["MOST_TOKENS", "Sizes", "asked_calls", "further_calls", "in_words"]
+__all__ = ["MOST_TOKENS", "Sizes", "asked_calls", "every_length", "further_calls", "in_words"]
 
 Sizes = tuple[int, int]
 """New tokens, and rows of the past before them."""
@@ -63,6 +63,13 @@ def further_calls(graph: Graph, claim: Claim) -> list[Sizes]:
     asked = asked_calls(graph, claim)
     inside = [call for call in dict.fromkeys(calls) if sum(call) <= longest and call not in asked]
     return _fitting(graph, claim, inside)
+
+
+def every_length(graph: Graph, claim: Claim) -> list[Sizes]:
+    """Every length up to the largest that is examined, behind the smallest past."""
+    largest = max(claim.longest, *claim.lengths)
+    lengths = {*range(1, min(largest, MOST_TOKENS) + 1), largest}
+    return _fitting(graph, claim, [(tokens, min(claim.pasts)) for tokens in sorted(lengths)])
 
 
 def _fitting(graph: Graph, claim: Claim, calls: Iterable[Sizes]) -> list[Sizes]:

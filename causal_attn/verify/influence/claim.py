@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from causal_attn.verify.influence.feed import Axes, Known
@@ -29,6 +29,8 @@ class Claim:
         total: Inputs that hold the past and the new tokens, such as an attention mask.
         outputs: Outputs to examine, ``name -> query axis``. ``None``: every output with an axis
             named as a token axis of an input is.
+        others: Outputs whose rows are not the tokens one by one. Those that grow with the tokens
+            are examined too: see `causal_attn.verify.influence.rows`.
         known: Inputs whose values are fixed, so that no position is in them: an array that
             broadcasts to the input, or a function of shape, token axis and past (`ones`,
             `positions`). An attention mask of ones and a past length belong here.
@@ -47,6 +49,7 @@ class Claim:
     past: Mapping[str, int] = field(default_factory=dict)
     total: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] | None = None
+    others: Collection[str] = ()
     known: Mapping[str, Known] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(default_factory=dict)
     lengths: Sequence[int] = LENGTHS

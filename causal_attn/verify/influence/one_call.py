@@ -23,10 +23,11 @@ from causal_attn.verify.influence.feed import Axes, Known, bind, feed
 from causal_attn.verify.influence.program import Program
 from causal_attn.verify.influence.registry import Mode
 from causal_attn.verify.influence.result import Leak, Proof
+from causal_attn.verify.influence.rows import Rows
 from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_words
 from causal_attn.verify.influence.trace import trace
 
-__all__ = ["Question", "examine", "row_positions"]
+__all__ = ["Question", "examine", "output_values", "row_positions"]
 
 _GROWTH = 3
 """Evaluations after which a cache must be as large as the one before it."""
@@ -37,12 +38,21 @@ _RUNGS = (1e30, 3e4, 5e3, 500.0, 150.0)
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """One evaluation of one call."""
+    """One evaluation of one call.
+
+    Attributes:
+        frame: All values.
+        matrices: For each output examined, which row is reached by which position.
+        doubtful: Likewise, by which cause of doubt.
+        leaks: What of `matrices` is the future.
+        last: The last position that may reach each row.
+    """
 
     frame: Frame
-    matrices: dict[str, NDArray[np.bool_]]
-    doubtful: dict[str, NDArray[np.bool_]]
-    leaks: dict[str, NDArray[np.bool_]]
+    matrices: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    doubtful: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    leaks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    last: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def causal(self) -> bool:
@@ -51,15 +61,34 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A claim about a program, with the outputs to examine."""
+    """A claim about a program, with the outputs to examine.
+
+    Attributes:
+        program: The model.
+        axes: Token axes of inputs.
+        outputs: Token axes of outputs whose rows are the tokens.
+        dims: Sizes of other named dims.
+        known: Inputs whose values are fixed.
+        others: Outputs whose rows are not the tokens; ``None``: how many there are is not known.
+        carried: How large the past was found to be in the last call that measured it.
+    """
 
     program: Program
     axes: Axes
     outputs: Mapping[str, int]
     dims: Mapping[str, int]
     known: Mapping[str, Known]
+    others: Mapping[str, Rows | None] = field(default_factory=dict)
     carried: dict[str, Extent] = field(default_factory=dict)
-    """How large the past was found to be in the last call that measured it."""
+
+    def axis(self, output: str) -> int:
+        """The axis of an output along which its rows lie."""
+        rows = self.others.get(output)
+        return rows.axis if rows is not None else self.outputs.get(output, 0)
+
+    def shown(self, matrices: Mapping[str, NDArray[np.bool_]]) -> dict[str, NDArray[np.bool_]]:
+        """Those of outputs whose rows are the tokens."""
+        return {name: matrix for name, matrix in matrices.items() if name in self.outputs}
 
 
 def examine(question: Question, tokens: int, past: int, *, measured: bool) -> Proof:
@@ -68,7 +97,7 @@ def examine(question: Question, tokens: int, past: int, *, measured: bool) -> Pr
         return proof
     strict = _evaluate(question, tokens, past, float("inf"), optimistic=False)
     if strict.causal:
-        return Proof(verdict=Verdict.CAUSAL, outputs=strict.matrices, calls=call)
+        return Proof(verdict=Verdict.CAUSAL, outputs=question.shown(strict.matrices), calls=call)
     if not measured and strict.frame.mode.largest_gap > 0:
         proof = _measure(question, tokens, past)
         if proof is not None:
@@ -81,7 +110,7 @@ def examine(question: Question, tokens: int, past: int, *, measured: bool) -> Pr
         if lenient.causal:
             return Proof(
                 verdict=Verdict.CONDITIONAL,
-                outputs=lenient.matrices,
+                outputs=question.shown(lenient.matrices),
                 calls=call,
                 score_bound=lenient.frame.mode.score_bound,
             )
@@ -92,13 +121,13 @@ def examine(question: Question, tokens: int, past: int, *, measured: bool) -> Pr
     if sure.causal:
         return Proof(
             verdict=Verdict.UNDECIDED,
-            outputs=lenient.matrices,
+            outputs=question.shown(lenient.matrices),
             calls=call,
             undecided=tuple(_doubts(lenient)),
         )
     return Proof(
         verdict=Verdict.NOT_CAUSAL,
-        outputs=lenient.matrices,
+        outputs=question.shown(lenient.matrices),
         calls=call,
         leak=_first_leak(question, sure, tokens, past),
     )
@@ -129,7 +158,7 @@ def _measure(question: Question, tokens: int, past: int) -> Proof | None:
     found = bool(np.isfinite(mode.proved_bound))
     return Proof(
         verdict=Verdict.CAUSAL,
-        outputs=findings.matrices,
+        outputs=question.shown(findings.matrices),
         calls=((tokens, past),),
         score_bound=mode.proved_bound if found else None,
         largest_score=mode.largest_score if found else None,
@@ -154,32 +183,64 @@ def _evaluate(
     extents: Mapping[str, Extent] | None = None,
 ) -> _Findings:
     """Evaluate one call; with `extents` of inputs, how large values are is followed too."""
-    graph = question.program.graph
-    bound = bind(graph, question.axes, tokens, past, question.dims)
-    assert bound is not None  # `_calls` keeps calls that fit
     mode = Mode(
         positions=past + tokens,
         threshold=threshold,
         optimistic=optimistic,
         measured=extents is not None,
     )
-    values = feed(graph, question.axes, tokens, past, bound, question.known, mode)
-    frame = Frame(question.program, mode, values=values, dims=bound)
-    frame.extents.update(extents or {})
-    frame.run(graph)
-    matrices, doubtful, leaks = {}, {}, {}
+    findings = _Findings(_frame(question, tokens, past, mode, extents or {}))
+    frame = findings.frame
     for name, axis in question.outputs.items():
         _check_axis(name, frame.values[name], axis)
-        matrix = _matrix(frame.values[name], axis, tokens, 64 * mode.words)
-        rows = row_positions(matrix.shape[0], tokens, past)
-        matrices[name] = matrix[:, : mode.positions]
-        doubtful[name] = matrix[:, mode.positions :]
-        future = np.arange(mode.positions) > rows[:, None]
-        leaks[name] = matrices[name] & future
-        if not isinstance(frame.values[name], Tensor):
-            # Nothing is known of its rows, not even how many: never surely causal or leaking.
-            leaks[name] = np.full_like(matrices[name], not optimistic)
-    return _Findings(frame, matrices, doubtful, leaks)
+        _find(findings, question, name, tokens, past)
+    for name in question.others:
+        _find(findings, question, name, tokens, past)
+    return findings
+
+
+def _frame(
+    question: Question, tokens: int, past: int, mode: Mode, extents: Mapping[str, Extent]
+) -> Frame:
+    graph = question.program.graph
+    bound = bind(graph, question.axes, tokens, past, question.dims)
+    assert bound is not None  # calls that do not fit are left out
+    values = feed(graph, question.axes, tokens, past, bound, question.known, mode)
+    frame = Frame(question.program, mode, values=values, dims=bound)
+    frame.extents.update(extents)
+    frame.run(graph)
+    return frame
+
+
+def output_values(question: Question, tokens: int, past: int) -> dict[str, Value]:
+    """Every output of one call, masks read strictly."""
+    frame = _frame(question, tokens, past, Mode(positions=past + tokens), {})
+    return {name: frame.values[name] for name in question.program.graph.outputs}
+
+
+def _find(findings: _Findings, question: Question, name: str, tokens: int, past: int) -> None:
+    """Add what reaches the rows of one output."""
+    mode, value = findings.frame.mode, findings.frame.values[name]
+    matrix = _matrix(value, question.axis(name), tokens, 64 * mode.words)
+    count = matrix.shape[0]
+    findings.matrices[name] = seen = matrix[:, : mode.positions]
+    findings.doubtful[name] = matrix[:, mode.positions :]
+    orders = [row_positions(count, tokens, past)]
+    if name in question.others:
+        rows = question.others[name]
+        orders = rows.last_positions(count, tokens, past) if rows is not None else []
+    if not isinstance(value, Tensor) or not orders:
+        # Nothing is known of its rows, not even how many: never surely causal or leaking.
+        unsure = not mode.optimistic and (name in question.outputs or bool(seen.any()))
+        if unsure and name in question.others:
+            bit = mode.doubt(f"output {name!r}: which position its rows are of cannot be told")
+            findings.doubtful[name][:, bit - mode.positions] = True
+        findings.last[name] = row_positions(count, tokens, past)
+        findings.leaks[name] = np.full_like(seen, unsure)
+        return
+    leaks = [seen & (np.arange(mode.positions) > last[:, None]) for last in orders]
+    best = min(range(len(orders)), key=lambda at: bool(leaks[at].any()))
+    findings.last[name], findings.leaks[name] = orders[best], leaks[best]
 
 
 def _check_axis(name: str, value: Value, axis: int) -> None:
@@ -226,12 +287,11 @@ def _first_leak(question: Question, findings: _Findings, tokens: int, past: int)
     name = next(name for name, leak in findings.leaks.items() if leak.any())
     row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
     graph = question.program.graph
-    path, nodes = trace(findings.frame, graph, name, question.outputs[name], row, bit)
+    path, nodes = trace(findings.frame, graph, name, question.axis(name), row, bit)
     assumed = [str(node) for node, source in nodes if assumes(findings.frame, node, source)]
-    rows = findings.leaks[name].shape[0]
     return Leak(
         output=name,
-        query=int(row_positions(rows, tokens, past)[row]),
+        query=int(findings.last[name][row]),
         position=bit,
         tokens=tokens,
         past=past,

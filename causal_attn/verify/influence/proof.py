@@ -13,11 +13,18 @@ from onnx import ModelProto
 
 from causal_attn.errors import InputError
 from causal_attn.package.certificate import Verdict
-from causal_attn.verify.influence.calls import Sizes, asked_calls, further_calls
+from causal_attn.verify.influence.calls import Sizes, asked_calls, every_length, further_calls
 from causal_attn.verify.influence.claim import Claim
-from causal_attn.verify.influence.one_call import Question, examine, row_positions
+from causal_attn.verify.influence.one_call import (
+    Question,
+    examine,
+    output_values,
+    row_positions,
+)
 from causal_attn.verify.influence.program import Program, read_program
 from causal_attn.verify.influence.result import Proof
+from causal_attn.verify.influence.rows import Rows, rows_that_grow
+from causal_attn.verify.influence.tensor import Tensor
 
 __all__ = ["prove"]
 
@@ -49,6 +56,7 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         dims=dict(claim.dims),
         known=dict(claim.known),
     )
+    question = replace(question, others=_others(question, claim))
     results, asked, left = _examine_all(question, claim)
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
     largest = results[asked - 1]
@@ -77,6 +85,24 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         conditions=conditions,
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
+
+
+def _others(question: Question, claim: Claim) -> dict[str, Rows | None]:
+    """Rows of the outputs in `claim.others` that grow with the tokens, by their shapes."""
+    graph = question.program.graph
+    names = [name for name in claim.others if name not in question.outputs]
+    if not names:
+        return {}
+    shapes: dict[str, dict[Sizes, tuple[int, ...]]] = {name: {} for name in names}
+    unknown = set()
+    for call in (*asked_calls(graph, claim), *every_length(graph, claim)):
+        for name, value in output_values(question, *call).items():
+            if name in shapes and isinstance(value, Tensor):
+                shapes[name][call] = value.shape
+            elif name in shapes:
+                unknown.add(name)
+    grown = {name: rows_that_grow(shapes[name]) for name in names if name not in unknown}
+    return dict.fromkeys(unknown) | {name: rows for name, rows in grown.items() if rows}
 
 
 def _examine_all(question: Question, claim: Claim) -> tuple[list[Proof], int, list[Sizes]]:
@@ -160,6 +186,11 @@ def _check_inputs(program: Program, claim: Claim) -> None:
         )
     known = dict.fromkeys(claim.known, 0)
     named = {"tokens": claim.tokens, "past": claim.past, "total": claim.total, "known": known}
+    if absent := sorted(set(claim.others) - set(graph.outputs)):
+        raise InputError(
+            f"`others` must name outputs of the graph, got {absent}. They are "
+            f"{list(graph.outputs)}."
+        )
     for argument, names in named.items():
         for name, axis in names.items():
             if name not in graph.inputs:

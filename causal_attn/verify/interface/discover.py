@@ -82,6 +82,16 @@ class Interface:
     notes: tuple[str, ...] = ()
 
     @property
+    def others(self) -> tuple[str, ...]:
+        """Outputs that are examined and have no token axis, as far as is known."""
+        examined = self.feeder.examined
+        return tuple(
+            tensor.name
+            for tensor in self.feeder.contract.outputs
+            if tensor.name not in self.outputs and (examined is None or tensor.name in examined)
+        )
+
+    @property
     def cache(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a past input and the present output that continues it."""
         layout = self.feeder.contract.cache
