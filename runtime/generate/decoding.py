@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import ContextError, InputError, UsageError
 from causal_attn.json_text import shown
-from causal_attn.runtime.generate.decoder import Decoder
+from causal_attn.runtime.generate.decoder import Decoder, Past
 
 __all__ = ["Decoding", "require_ids"]
 
@@ -91,6 +91,17 @@ class Decoding:
             kept = len(self.tokens) - count
             self.tokens = self.tokens[:kept]
             self._past = self.decoder.rewound(self._past, kept)
+
+    def copy(self) -> Decoding:
+        """Another sequence with the same tokens; what the model keeps of them is shared."""
+        twin = Decoding(self.decoder, context=self._context)
+        twin.tokens, twin._past = self.tokens, self._past
+        return twin
+
+    @property
+    def past(self) -> Past:
+        """What the model keeps of the tokens; it is read, never written to."""
+        return self._past
 
     @property
     def room(self) -> int | None:
