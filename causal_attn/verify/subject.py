@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,11 +14,20 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package import Variant, open_model, read_package
 from causal_attn.package.contract import Contract
 from causal_attn.package.digest import CONTRACT_KEY, model_digest, read_metadata
+from causal_attn.package.dims import sizes_within
 from causal_attn.runtime import Session
 from causal_attn.runtime.loading import open_variant
 from causal_attn.verify.feeds.feeder import switch_lengths
-from causal_attn.verify.influence import LENGTHS, Claim, Proof, prove
-from causal_attn.verify.interface.discover import Interface, discover, from_contract
+from causal_attn.verify.influence import (
+    BATCHES,
+    LENGTHS,
+    Claim,
+    Independence,
+    Proof,
+    prove,
+    prove_independent,
+)
+from causal_attn.verify.interface.discover import BATCH, Interface, discover, from_contract
 from causal_attn.verify.read_model import read_model
 
 __all__ = ["Subject", "read_subject", "read_subjects"]
@@ -76,6 +85,22 @@ class Subject:
     def proof(self) -> Proof:
         """The influence proof of `claim`, made when it is first asked for."""
         return prove(self.model, self.claim, base_dir=self.variant.directory)
+
+    @cached_property
+    def independence(self) -> Independence | None:
+        """The proof that sequences of a batch are independent; ``None`` where there are none."""
+        feeder = self.interface.feeder
+        contract = feeder.contract
+        batch = {t.name: t.dims.index(BATCH) for t in contract.inputs if BATCH in t.dims}
+        if not batch or BATCH in feeder.pinned:
+            return None
+        pasts = (0,) if feeder.single_past else self.claim.pasts
+        return prove_independent(
+            self.model,
+            replace(self.claim, batch=batch, pasts=pasts),
+            batches=sizes_within(BATCHES, *contract.bounds.get(BATCH, (1, None))),
+            base_dir=self.variant.directory,
+        )
 
     def open(self, provider: Provider, *, tf32: bool = False) -> Session:
         """A session on `provider`; what it raises is what `open_variant` raises.

@@ -70,8 +70,8 @@ def test_every_form_passes_its_checks(
     else:
         assert certificate.verdict is Verdict.CAUSAL
     assert {check.name for check in certificate.checks} >= {
-        "inputs are read", "influence proof", "placement", "parity", "future is invisible",
-        "past matters", "batch is independent", "weights",
+        "inputs are read", "influence proof", "batch proof", "placement", "parity",
+        "future is invisible", "past matters", "batch is independent", "weights",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify import verify
+from causal_attn.verify.checks.proof import BATCH_PROOF
 
 LENGTHS = (1, 2, 9)
 
@@ -56,3 +57,19 @@ def test_other_rows_that_see_the_future_fail(tmp_path: Path, name: str) -> None:
     assert one.leak is not None
     assert one.leak.output == "z"
     assert not any(check.name == "proof and probes agree" for check in one.certificate.checks)
+
+
+def test_sequences_that_mix_in_one_direction_fail(tmp_path: Path) -> None:
+    """The last sequence of a batch is added to all: no change of an earlier one shows it."""
+    second = "last = Constant <value_int = -1> () one_row = Gather (y, last) z = Add ({}, one_row)"
+    path = model(tmp_path / "m.onnx", "y", second)
+    parsed = onnx.load(path)
+    shape = parsed.graph.output[1].type.tensor_type.shape
+    shape.CopyFrom(parsed.graph.output[0].type.tensor_type.shape)
+    onnx.save(parsed, path)
+    (one,) = verify(path, lengths=LENGTHS).variants
+    (check,) = (check for check in one.certificate.checks if check.name == BATCH_PROOF)
+    assert check.passed is False
+    assert "sequence 1 reaches sequence 0 of 'z'" in check.detail
+    assert one.certificate.verdict is Verdict.CAUSAL
+    assert verify(path, lengths=LENGTHS).exit_code == 1

@@ -21,7 +21,12 @@ from causal_attn.verify.checks.padding import check_padding
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.past import check_past_matters
 from causal_attn.verify.checks.placement import check_placement
-from causal_attn.verify.checks.proof import PROOF, check_proof
+from causal_attn.verify.checks.proof import (
+    BATCH_PROOF,
+    PROOF,
+    check_batch_proof,
+    check_proof,
+)
 from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.checks.unused_slots import check_unused_slots
 from causal_attn.verify.checks.weights import check_weights
@@ -32,9 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OF_RUNS", "OF_THE_FILE", "check_file", "run_checks"]
 
-OF_THE_FILE: dict[str, Callable[[Subject], Check]] = {
+OF_THE_FILE: dict[str, Callable[[Subject], Check | None]] = {
     "inputs are read": check_inputs_are_read,
     PROOF: check_proof,
+    BATCH_PROOF: check_batch_proof,
 }
 
 OF_RUNS: dict[str, Callable[[Trial], Check | None]] = {
@@ -66,7 +72,7 @@ def check_file(
     for name, check in OF_THE_FILE.items():
         on_check(name)
         checks.append(check(subject))
-    return tuple(checks)
+    return tuple(found for found in checks if found is not None)
 
 
 def run_checks(

@@ -9,9 +9,10 @@ from causal_attn.package.certificate import Check, Verdict
 if TYPE_CHECKING:
     from causal_attn.verify.subject import Subject
 
-__all__ = ["LOW_BOUND", "PROOF", "check_proof"]
+__all__ = ["BATCH_PROOF", "LOW_BOUND", "PROOF", "check_batch_proof", "check_proof"]
 
 PROOF = "influence proof"
+BATCH_PROOF = "batch proof"
 
 LOW_BOUND = 1e30
 """A conditional proof whose bound on the scores is below this decides nothing by itself.
@@ -35,3 +36,18 @@ def check_proof(subject: Subject) -> Check:
     if proof.conditions:
         figures["conditions"] = list(proof.conditions)
     return Check(name=PROOF, passed=passed, detail=str(proof), figures=figures)
+
+
+def check_batch_proof(subject: Subject) -> Check | None:
+    """What `Subject.independence` found; ``None`` where it proves nothing and samples decide."""
+    found = subject.independence
+    if found is None or not found.batches or found.undecided:
+        return None
+    if found.leak is not None and found.leak.assumed:
+        # Data decides whether the path is there; a probe that takes it fails on its own.
+        return None
+    sizes = ", ".join(map(str, found.batches))
+    detail = f"no sequence reaches another, in batches of {sizes}"
+    if found.leak is not None:
+        detail = f"sequences of a batch mix: {found.leak}"
+    return Check(name=BATCH_PROOF, passed=found.leak is None, detail=detail)

@@ -20,6 +20,7 @@
     rows        which position a row of an output is of
     one_call    one call: masks read strictly, by the size of scores, leniently
     proof       all calls together, the verdict
+    batch       the same for the sequences of a batch
 
 Limits. The proof is about finite data (``0 * NaN`` passes a weight of zero), about the lengths it
 is asked for, about one row of a batch unless ``dims`` says more, and about the kernels of ONNX
@@ -35,6 +36,7 @@ Everything below `proof` is pure: no rule keeps state, and what is seen on the w
 
 from __future__ import annotations
 
+from causal_attn.verify.influence.batch import BATCHES, Independence, prove_independent
 from causal_attn.verify.influence.claim import LENGTHS, Claim
 from causal_attn.verify.influence.feed import Known, ones, positions
 from causal_attn.verify.influence.proof import prove
@@ -56,4 +58,16 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     softmax,
 )
 
-__all__ = ["LENGTHS", "Claim", "Known", "Leak", "Proof", "ones", "positions", "prove"]
+__all__ = [
+    "BATCHES",
+    "LENGTHS",
+    "Claim",
+    "Independence",
+    "Known",
+    "Leak",
+    "Proof",
+    "ones",
+    "positions",
+    "prove",
+    "prove_independent",
+]

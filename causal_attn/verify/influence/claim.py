@@ -43,6 +43,8 @@ class Claim:
             as `causal_attn.verify.influence.calls` lists them. 0: none but those above.
         seconds: Time after which no more of those are begun.
         dims: Sizes of other named dims; 1 unless given.
+        batch: Axes of inputs along which the sequences of a batch lie, ``name -> axis``, for
+            `causal_attn.verify.influence.prove_independent`.
     """
 
     tokens: Mapping[str, int]
@@ -57,6 +59,7 @@ class Claim:
     longest: int = 0
     seconds: float = SECONDS
     dims: Mapping[str, int] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def axes(self) -> Axes:

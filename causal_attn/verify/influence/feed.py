@@ -49,11 +49,16 @@ class Axes:
         tokens: Inputs of new tokens, ``name -> axis``.
         past: Inputs that hold the past alone.
         total: Inputs that hold the past and the new tokens after it.
+        batch: Axes of inputs along which the sequences of a batch lie.
+        sequences: How many there are where they are followed through the graph, each with all its
+            positions; 0: positions are followed.
     """
 
     tokens: Mapping[str, int]
     past: Mapping[str, int] = field(default_factory=dict)
     total: Mapping[str, int] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=dict)
+    sequences: int = 0
 
     def of(self, name: str) -> tuple[str, int] | None:
         """``("tokens" | "past" | "total", axis)`` of an input, or ``None``."""
@@ -62,6 +67,15 @@ class Axes:
                 return kind, axes[name]
         return None
 
+    def marked(self, name: str, past: int) -> tuple[int, int] | None:
+        """The axis of an input whose elements are told apart, and the number of the first."""
+        if self.sequences:
+            return (self.batch[name], 0) if name in self.batch else None
+        role = self.of(name)
+        if role is None:
+            return None
+        return role[1], past if role[0] == "tokens" else 0
+
 
 def bind(
     graph: Graph, axes: Axes, tokens: int, past: int, dims: Mapping[str, int]
@@ -69,6 +83,11 @@ def bind(
     """Sizes of the graph's named dims in a call, or ``None`` where fixed sizes rule it out."""
     sizes = {"tokens": tokens, "past": past, "total": past + tokens}
     bound = dict(dims)
+    for name, axis in axes.batch.items() if axes.sequences else ():
+        if isinstance(dim := graph.shapes[name][axis], str):
+            bound[dim] = axes.sequences
+        elif dim != axes.sequences:
+            return None
     for name in graph.inputs:
         if (role := axes.of(name)) is None:
             continue
@@ -131,11 +150,10 @@ def feed(
         if name in known:
             values = _values(name, known[name], tuple(shape), role, past)
             tensors[name] = constant(values.astype(dtype), words)
-        elif role is None:
+        elif (marked := axes.marked(name, past)) is None:
             tensors[name] = unknown(shape, dtype, no_bits(len(shape), words))
         else:
-            first = past if role[0] == "tokens" else 0
-            axis = role[1] % len(shape)
+            axis, first = marked[0] % len(shape), marked[1]
             bits = _one_each(shape[axis], first, words, len(shape), axis)
             tensors[name] = unknown(shape, dtype, bits)
     return tensors

@@ -45,7 +45,7 @@ class _Findings:
         matrices: For each output examined, which row is reached by which position.
         doubtful: Likewise, by which cause of doubt.
         leaks: What of `matrices` is the future.
-        last: The last position that may reach each row.
+        last: The last position that may reach each row, or the sequence that it is of.
     """
 
     frame: Frame
@@ -69,7 +69,8 @@ class Question:
         outputs: Token axes of outputs whose rows are the tokens.
         dims: Sizes of other named dims.
         known: Inputs whose values are fixed.
-        others: Outputs whose rows are not the tokens; ``None``: how many there are is not known.
+        others: Outputs whose rows are not the tokens, or all of them where sequences are told
+            apart; ``None``: how many rows there are is not known.
         carried: How large the past was found to be in the last call that measured it.
     """
 
@@ -80,6 +81,10 @@ class Question:
     known: Mapping[str, Known]
     others: Mapping[str, Rows | None] = field(default_factory=dict)
     carried: dict[str, Extent] = field(default_factory=dict)
+
+    def marks(self, tokens: int, past: int) -> int:
+        """How many things are told apart in a call: positions, or the sequences of a batch."""
+        return self.axes.sequences or past + tokens
 
     def axis(self, output: str) -> int:
         """The axis of an output along which its rows lie."""
@@ -184,7 +189,7 @@ def _evaluate(
 ) -> _Findings:
     """Evaluate one call; with `extents` of inputs, how large values are is followed too."""
     mode = Mode(
-        positions=past + tokens,
+        positions=question.marks(tokens, past),
         threshold=threshold,
         optimistic=optimistic,
         measured=extents is not None,
@@ -214,7 +219,7 @@ def _frame(
 
 def output_values(question: Question, tokens: int, past: int) -> dict[str, Value]:
     """Every output of one call, masks read strictly."""
-    frame = _frame(question, tokens, past, Mode(positions=past + tokens), {})
+    frame = _frame(question, tokens, past, Mode(positions=question.marks(tokens, past)), {})
     return {name: frame.values[name] for name in question.program.graph.outputs}
 
 
@@ -228,7 +233,8 @@ def _find(findings: _Findings, question: Question, name: str, tokens: int, past:
     orders = [row_positions(count, tokens, past)]
     if name in question.others:
         rows = question.others[name]
-        orders = rows.last_positions(count, tokens, past) if rows is not None else []
+        size = (question.axes.sequences, 0) if question.axes.sequences else (tokens, past)
+        orders = rows.last_positions(count, *size) if rows is not None else []
     if not isinstance(value, Tensor) or not orders:
         # Nothing is known of its rows, not even how many: never surely causal or leaking.
         unsure = not mode.optimistic and (name in question.outputs or bool(seen.any()))
@@ -238,7 +244,8 @@ def _find(findings: _Findings, question: Question, name: str, tokens: int, past:
         findings.last[name] = row_positions(count, tokens, past)
         findings.leaks[name] = np.full_like(seen, unsure)
         return
-    leaks = [seen & (np.arange(mode.positions) > last[:, None]) for last in orders]
+    allowed = np.equal if question.axes.sequences else np.less_equal
+    leaks = [seen & ~allowed(np.arange(mode.positions), last[:, None]) for last in orders]
     best = min(range(len(orders)), key=lambda at: bool(leaks[at].any()))
     findings.last[name], findings.leaks[name] = orders[best], leaks[best]
 
@@ -297,4 +304,5 @@ def _first_leak(question: Question, findings: _Findings, tokens: int, past: int)
         past=past,
         path=tuple(path),
         assumed=tuple(dict.fromkeys(assumed)),
+        of="sequence" if question.axes.sequences else "position",
     )

@@ -26,7 +26,7 @@ from causal_attn.verify.influence.result import Proof
 from causal_attn.verify.influence.rows import Rows, rows_that_grow
 from causal_attn.verify.influence.tensor import Tensor
 
-__all__ = ["prove"]
+__all__ = ["ask", "prove"]
 
 
 def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
@@ -47,15 +47,7 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         InputError: A name, axis or length of `claim` is not one of this graph.
         PackageError: The model cannot be read, or an output has no such axis.
     """
-    program = read_program(model, Path(base_dir) if base_dir is not None else None)
-    _check_inputs(program, claim)
-    question = Question(
-        program=program,
-        axes=claim.axes,
-        outputs=_chosen_outputs(program, claim),
-        dims=dict(claim.dims),
-        known=dict(claim.known),
-    )
+    question = ask(model, claim, base_dir)
     question = replace(question, others=_others(question, claim))
     results, asked, left = _examine_all(question, claim)
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
@@ -84,6 +76,19 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
         conditions=conditions,
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
+    )
+
+
+def ask(model: ModelProto, claim: Claim, base_dir: str | Path | None) -> Question:
+    """The question that `claim` asks of a model; what it raises is what `prove` raises."""
+    program = read_program(model, Path(base_dir) if base_dir is not None else None)
+    _check_inputs(program, claim)
+    return Question(
+        program=program,
+        axes=claim.axes,
+        outputs=_chosen_outputs(program, claim),
+        dims=dict(claim.dims),
+        known=dict(claim.known),
     )
 
 

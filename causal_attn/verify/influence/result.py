@@ -24,6 +24,7 @@ class Leak:
         position: Position it is reached by; later than `query`.
         tokens: New tokens of the call in which it is seen.
         past: Rows of the past in that call.
+        of: What the numbers count: a position, or a sequence of a batch.
         path: The way from the input to the output: the input element, then one entry for each
             node, ``operator 'name' -> tensor[element]``.
         assumed: Nodes on the path that were read for the worst of several ways, such as a
@@ -37,11 +38,12 @@ class Leak:
     past: int
     path: tuple[str, ...]
     assumed: tuple[str, ...] = ()
+    of: str = "position"
 
     def __str__(self) -> str:
         """One sentence."""
         return (
-            f"position {self.position} reaches position {self.query} of {self.output!r} "
+            f"{self.of} {self.position} reaches {self.of} {self.query} of {self.output!r} "
             f"({self.tokens} tokens, {self.past} past)"
         )
 
