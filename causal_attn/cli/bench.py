@@ -49,10 +49,30 @@ class PackageOptions:
     )
 
 
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Tokens a second of a language model, in place of attention."""
+
+    generate: Annotated[
+        Path | None, typer.Option(help="A package of a language model: time its tokens.")
+    ] = None
+    genai: Annotated[
+        Path | None,
+        typer.Option(help="With --generate: a package or folder for onnxruntime-genai."),
+    ] = None
+    against: Annotated[
+        Path | None, typer.Option(help="With --generate: the folder of the model in transformers.")
+    ] = None
+    prompt: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of the prompt.")] = 128
+    new: Annotated[int, typer.Option("--new-tokens", help="Tokens of the answer.")] = 128
+    requests: Annotated[int, typer.Option(help="Requests for the engine; 0: none.")] = 0
+
+
 # Each parameter is a flag of the command line, or a group of them.
 def bench(
     which: CaseOptions,
     ours: PackageOptions,
+    generation: GenerateOptions,
     systems: Annotated[
         list[str] | None,
         typer.Option("--system", help="Default: all; repeat it. Ratios need torch."),
@@ -70,6 +90,10 @@ def bench(
     Without a part or a shape, all parts run on their standing grid, which takes minutes; a shape
     alone means --prefill. Exit code 3: nothing could be measured.
     """
+    if generation.generate is not None:
+        _bench_generation(generation, provider, rounds, as_json)
+        return
+
     from causal_attn.bench import FORM_SYSTEMS, SYSTEMS, Selection, Settings, make_plan, run_bench
     from causal_attn.bench.plot import draw_bench
     from causal_attn.bench.table import bench_tables
@@ -99,3 +123,29 @@ def bench(
             out.print(part)
     if len(report.cases) < len(plan.cases):
         raise typer.Exit(3)
+
+
+def _bench_generation(options: GenerateOptions, provider: str, rounds: int, as_json: bool) -> None:
+    from causal_attn.bench.generation import GENERATORS, run_generation
+    from causal_attn.bench.generation.table import generation_tables
+
+    given = zip(GENERATORS, (options.generate, options.genai, options.against), strict=True)
+    sources = {name: path for name, path in given if path is not None}
+    for path in sources.values():
+        # Raises OSError for a mistyped path, before any process is started.
+        path.stat()
+    with progress() as on_progress:
+        report = run_generation(
+            sources,
+            provider=provider,
+            prompt=options.prompt,
+            new=options.new,
+            requests=options.requests,
+            rounds=rounds,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(report.to_dict())
+        return
+    for part in generation_tables(report):
+        out.print(part)
