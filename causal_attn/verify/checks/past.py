@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from causal_attn.package.certificate import Check
 from causal_attn.verify.checks.rows import same_row
 from causal_attn.verify.checks.trial import Trial
@@ -10,32 +12,57 @@ __all__ = ["check_past_matters"]
 
 _NAME = "past matters"
 
+_PLACES = (3, 4, 5, 6, 0, 10)
+"""Tokens that are changed: next to each other, so that blocks of any size end between some."""
+
 
 def check_past_matters(trial: Trial) -> Check | None:
-    """Change one token; its own row and the next must change.
+    """Change one token; its own row must change, and of some token a later row too.
 
-    With a window of 1 only the own row is asked for. Two tries, since a change may happen to
-    cancel. ``None`` where one token is all there is.
+    Which later row is for the graph to say: blocks of tokens that see none before them are right,
+    as are a window and a cache of few slots. With a window of 1 only the own row is asked for. Two
+    tries, since a change may happen to cancel. ``None`` where one token is all there is.
     """
     length = trial.length(13)
     if length < 2:
         return None
-    feeder, session, rng = trial.feeder, trial.session, trial.rng(_NAME)
-    spec = feeder.contract.spec
-    at = min(3, length - 2)
-    rows = (at,) if spec is not None and spec.window == 1 else (at, at + 1)
-    (sizes,) = feeder.cases((length,))
-    unmoved: list[int] = []
+    spec = trial.feeder.contract.spec
+    alone = spec is not None and spec.window == 1
+    places = [place for place in _PLACES if place < length - 1] or [0]
+    rng = trial.rng(_NAME)
+    moved: dict[int, set[int]] = {place: set() for place in places}
     for _ in range(2):
-        feeds = feeder.make(sizes, rng)
-        base = session.run(feeds)
-        changed = session.run(feeder.perturb(feeds, range(at, at + 1), 1.0, rng))
-        unmoved = [row for row in rows if same_row(feeder, base, changed, length, row)]
-        if not unmoved:
+        for place in places:
+            moved[place] |= _moved(trial, length, place, rng)
+        unread = [place for place in places if place not in moved[place]]
+        reached = [(at, row) for at in places for row in sorted(moved[at]) if row > at]
+        if not unread and (reached or alone):
             break
-    if unmoved:
-        what = "itself is not read" if unmoved[0] == at else "the past does not reach it"
-        detail = f"changing token {at} changes nothing at position {unmoved[0]}: {what}"
+    if unread:
+        detail = (
+            f"changing token {unread[0]} changes nothing at position {unread[0]}: itself is not "
+            "read"
+        )
+    elif not reached and not alone:
+        detail = (
+            f"changing token {places[0]} changes nothing at position {places[0] + 1}, nor does "
+            f"any of {sorted(places)} change a later one: the past does not reach it"
+        )
     else:
-        detail = "a changed token changes its own row" + (" and the next" if len(rows) > 1 else "")
-    return trial.result(_NAME, not unmoved, detail)
+        detail = "a changed token changes its own row"
+        if reached:
+            at, row = reached[0]
+            detail += f", and {at} changes {row}"
+    passed = not unread and (alone or bool(reached))
+    return trial.result(_NAME, passed, detail, tokens=length, changed=places)
+
+
+def _moved(trial: Trial, length: int, place: int, rng: np.random.Generator) -> set[int]:
+    """Positions from `place` on that change with the token there."""
+    feeder, session = trial.feeder, trial.session
+    (sizes,) = feeder.cases((length,))
+    feeds = feeder.make(sizes, rng)
+    base = session.run(feeds)
+    changed = session.run(feeder.perturb(feeds, range(place, place + 1), 1.0, rng))
+    rows = range(place, length)
+    return {row for row in rows if not same_row(feeder, base, changed, length, row)}
