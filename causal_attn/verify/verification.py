@@ -25,6 +25,7 @@ from causal_attn.verify.checks.placement import count_placement
 from causal_attn.verify.checks.trial import Trial, require_lengths
 from causal_attn.verify.feeds.feeder import LENGTHS, Feeds
 from causal_attn.verify.interface.discover import Interface, with_outputs
+from causal_attn.verify.interface.graph_lengths import graph_lengths
 from causal_attn.verify.interface.runnable import Runnable, find_runnable
 from causal_attn.verify.oracle.float64 import GraphRun
 from causal_attn.verify.oracle.yardstick import Yardstick, widened
@@ -132,7 +133,7 @@ def _verify(
                 subject = replace(subject, positions=ran.positions)
                 interface = _found_by_running(session, subject.interface)
                 subject = replace(subject, interface=interface)
-                dynamic, reasons = _run(session, subject, ran.lengths, on_check)
+                dynamic, reasons = _run(session, subject, ran, on_check)
                 not_checked += reasons
             else:
                 detail = f"no input that was tried runs: {ran.reason}"
@@ -192,20 +193,22 @@ def _sizes(session: Session, subject: Subject, lengths: Sequence[int] | None) ->
     """A contract is a promise to run; a model of others is tried first."""
     if subject.variant.contract.form != "foreign":
         promised = tuple(lengths or LENGTHS)
-        return Runnable(interface=subject.interface, lengths=promised, positions=max(promised))
-    return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS)
+        far = max(promised)
+        return Runnable(interface=subject.interface, lengths=promised, positions=far, reach=far)
+    marks = graph_lengths(subject.model).compared
+    return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS, marks)
 
 
 def _run(
     session: Session,
     subject: Subject,
-    lengths: Sequence[int],
+    ran: Runnable,
     on_check: Callable[[str], None],
 ) -> tuple[tuple[Check, ...], list[str]]:
     """Every check that runs the graph, and what could not be checked."""
     yardstick, reasons = None, []
     try:
-        yardstick = _yardstick(subject, lengths)
+        yardstick = _yardstick(subject, ran.lengths)
     except CausalAttnError as error:
         reasons.append(f"parity: {error}")
     trial = Trial(
@@ -213,7 +216,9 @@ def _run(
         feeder=subject.interface.feeder,
         interface=subject.interface,
         yardstick=yardstick,
-        lengths=lengths,
+        lengths=ran.lengths,
+        reach=ran.reach,
+        marks=graph_lengths(subject.model).all,
     )
     checks = run_checks(trial, on_check)
     if session.provider is Provider.CUDA and yardstick is not None:

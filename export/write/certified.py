@@ -18,6 +18,7 @@ from causal_attn.package import open_model
 from causal_attn.package.certificate import Certificate
 from causal_attn.verify.checks.all_checks import check_file, run_checks
 from causal_attn.verify.checks.trial import Trial
+from causal_attn.verify.interface.graph_lengths import graph_lengths
 from causal_attn.verify.subject import read_subject
 from causal_attn.verify.verdict import certify
 
@@ -58,6 +59,7 @@ def certify_graph(
             interface=subject.interface,
             yardstick=yardstick(captured.target),
             lengths=(*lengths, *_ends(captured.target, lengths)),
+            marks=graph_lengths(subject.model).all,
         )
         subject = replace(subject, positions=trial.longest)
         checks = (*check_file(subject, on_step), *run_checks(trial, on_step))

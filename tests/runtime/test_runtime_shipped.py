@@ -31,8 +31,8 @@ def test_passes_every_check(provider: Provider) -> None:
         )
         checks = run_checks(trial)
     assert {check.name for check in checks} == {
-        "placement", "parity", "large inputs", "future is invisible", "past matters",
-        "batch is independent", "weights",
+        "placement", "parity", "prefixes agree", "large inputs", "future is invisible",
+        "past matters", "batch is independent", "weights",
     }  # fmt: skip
     assert [check for check in checks if check.passed is not True] == []
 

@@ -21,6 +21,7 @@ from causal_attn.verify.checks.padding import check_padding
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.past import check_past_matters
 from causal_attn.verify.checks.placement import check_placement
+from causal_attn.verify.checks.prefix import check_prefixes_agree
 from causal_attn.verify.checks.proof import (
     BATCH_PROOF,
     PROOF,
@@ -46,6 +47,7 @@ OF_THE_FILE: dict[str, Callable[[Subject], Check | None]] = {
 OF_RUNS: dict[str, Callable[[Trial], Check | None]] = {
     "placement": check_placement,
     "parity": check_parity,
+    "prefixes agree": check_prefixes_agree,
     "large inputs": check_large_inputs,
     FUTURE: check_future_is_invisible,
     "past matters": check_past_matters,

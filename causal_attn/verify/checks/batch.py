@@ -31,9 +31,9 @@ def check_batch_is_independent(trial: Trial) -> Check | None:
     if feeder.pinned.get("batch", 2) < 2 or not batched:
         return None
     rng = trial.rng(_NAME)
-    (sizes,) = feeder.cases((trial.length(9),))
+    (one,) = feeder.cases((trial.length(9),))
     axes: dict[str, int] = {}
-    for sizes in (_sized(trial, sizes, batch) for batch in _BATCHES):
+    for sizes in (_sized(trial, one, batch) for batch in _BATCHES):
         feeds = feeder.make(sizes, rng)
         base = blank_unused(feeder.contract, feeds, session.run(feeds))
         axes = _axes(trial, base, sizes)
@@ -95,7 +95,7 @@ def _changed(trial: Trial, feeds: Feeds, item: int, rng: np.random.Generator) ->
 
 def _mixed(base: Results, other: Results, axes: Mapping[str, int], item: int) -> dict[str, int]:
     """Outputs in which a sequence besides `item` differs, and the first that does."""
-    mixed = {}
+    mixed: dict[str, int] = {}
     for name, axis in axes.items():
         old, new = np.moveaxis(base[name], axis, 0), np.moveaxis(other[name], axis, 0)
         for row in range(len(old)):

@@ -7,7 +7,8 @@ fails between sizes that run is another matter and fails its check.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ class Runnable:
         interface: Its feeder keeps to them.
         lengths: Tokens; empty if nothing runs.
         positions: Of a past and new tokens together, the most that was seen to run.
+        reach: Of new tokens without a past, the most that was seen to run.
         notes: What was left out and why.
         reason: With no lengths: what the engine said.
     """
@@ -35,12 +37,23 @@ class Runnable:
     interface: Interface
     lengths: tuple[int, ...]
     positions: int = 0
+    reach: int = 0
     notes: tuple[str, ...] = ()
     reason: str = ""
 
 
-def find_runnable(session: Session, interface: Interface, lengths: Sequence[int]) -> Runnable:
-    """Try the extremes: the longest lengths, several sequences, a past, and both together."""
+def find_runnable(
+    session: Session, interface: Interface, lengths: Sequence[int], marks: Sequence[int] = ()
+) -> Runnable:
+    """Try the extremes: the longest lengths, several sequences, a past, and both together.
+
+    Args:
+        session: Of the model.
+        interface: Of the model.
+        lengths: Tokens that are asked for.
+        marks: Numbers that the graph compares with; lengths beyond those are tried if that takes
+            no longer than `_SECONDS`.
+    """
     fixed = interface.fixed_tokens
     lengths = sorted(lengths if fixed is None else (fixed,))
     pinned = dict(interface.feeder.pinned)
@@ -70,22 +83,50 @@ def find_runnable(session: Session, interface: Interface, lengths: Sequence[int]
     usable = [length for length in lengths if length < longest] + [longest]
     if longest < lengths[-1]:
         notes.append(f"lengths above {longest}: the model does not run there ({why})")
+    reach = longest
+    left: list[str] = []
+    if interface.fixed_tokens is None:
+        reach, left = _reach(session, interface, longest, marks)
+    past = pinned.get(PAST, _LONGEST_PAST) if interface.past else 0
     return Runnable(
         interface=interface,
         lengths=tuple(usable),
-        positions=_positions(session, interface, longest),
-        notes=tuple(notes),
+        positions=max(min(reach, _FAR), longest + past),
+        reach=reach,
+        notes=(*notes, *left),
     )
 
 
-def _positions(session: Session, interface: Interface, longest: int) -> int:
-    """How many positions a call is seen to have: `_FAR` of them, or those that were tried."""
-    if interface.fixed_tokens is None and longest < _FAR:
-        (sizes,) = interface.feeder.cases((_FAR,))
-        if not _failure(session, interface, sizes):
-            return _FAR
-    past = interface.feeder.pinned.get(PAST, _LONGEST_PAST) if interface.past else 0
-    return longest + past
+def _reach(
+    session: Session, interface: Interface, longest: int, marks: Sequence[int]
+) -> tuple[int, list[str]]:
+    """The most tokens that run without a past, of `_FAR` and those behind `marks`."""
+    past = interface.feeder.pinned.get(PAST, 0)
+
+    def fails(length: int) -> str:
+        return _failure(session, interface, {TOKENS: length, BATCH: 1, PAST: past})
+
+    far = max(_FAR, longest)
+    started = time.monotonic()
+    if why := fails(far):
+        reach, why = _last(longest, far, why, fails)
+        return reach, [f"lengths above {reach}: the model does not run there ({why})"]
+    took = time.monotonic() - started
+    reach = far
+    left: list[str] = []
+    for mark in sorted(set(marks)):
+        # Attention grows with the square.
+        if mark < far:
+            continue
+        seconds = took * (mark / far) ** 2
+        if seconds > _SECONDS:
+            left.append(
+                f"lengths from {mark} on, with which the graph compares a number: a call would "
+                f"take about {seconds:.0f} seconds"
+            )
+        elif not fails(mark + _BEHIND):
+            reach = mark + _BEHIND
+    return reach, left[:1]
 
 
 def _longest(session: Session, interface: Interface, lengths: Sequence[int]) -> tuple[int, str]:
@@ -103,7 +144,11 @@ def _longest(session: Session, interface: Interface, lengths: Sequence[int]) -> 
     why = fails(lengths[-1]) if len(lengths) > 1 else ""
     if not why:
         return lengths[-1], ""
-    runs, ends = lengths[0], lengths[-1]
+    return _last(lengths[0], lengths[-1], why, fails)
+
+
+def _last(runs: int, ends: int, why: str, fails: Callable[[int], str]) -> tuple[int, str]:
+    """The last length that runs, between one that does and one that fails for `why`."""
     while ends - runs > 1:
         middle = (runs + ends) // 2
         if reason := fails(middle):
@@ -117,7 +162,13 @@ _LONGEST_PAST = 33
 """As the feeder's cases have it."""
 
 _FAR = 257
-"""Tokens beyond those that the checks run at, tried once so that the proof may go there."""
+"""Tokens beyond those that parity is held at: as far as probes and the proof go."""
+
+_BEHIND = 3
+"""Tokens behind a number that the graph compares with: a cache filled below it, read above it."""
+
+_SECONDS = 0.5
+"""Of one call at a far length; the checks make a dozen of them."""
 
 
 def _failure(session: Session, interface: Interface, sizes: Sizes) -> str:
