@@ -84,8 +84,9 @@ def _show(found: Report) -> None:
         out.print(check_table(one.certificate.checks, f"{one.label} on {one.provider}"))
         if one.leak is not None:
             out.print(f"leak: {escape(str(one.leak))}")
-            for place in one.leak.path:
-                out.print(f"  {escape(place)}")
+            for at, place in enumerate(one.leak.path):
+                mark = "[bold red]![/]" if at == one.leak.crossing else " "
+                out.print(f" {mark} {escape(place)}")
         for sentence in one.not_checked:
             out.print(f"not checked: {escape(sentence)}")
         out.print("verdict:", verdict_line(one.certificate))

@@ -77,6 +77,8 @@ class VariantReport:
                 "tokens": leak.tokens,
                 "past": leak.past,
                 "path": list(leak.path),
+                "crossing": leak.crossing,
+                "crossed_at": leak.crossed_at,
             },
             "placement": dict(self.placement),
             "not_checked": list(self.not_checked),

@@ -52,6 +52,11 @@ class Leak:
     tokens: int = 6
     past: int = 0
     path: tuple[str, ...] = ("ids[0, 4]", "MatMul 'mix' -> mixed[0, 2]")
+    crossing: int | None = None
+
+    @property
+    def crossed_at(self) -> str:
+        return "" if self.crossing is None else self.path[self.crossing]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +312,28 @@ def test_the_leaking_path_is_whole_and_numbered(length: int) -> None:
     assert found == [str(n) for n in range(length)]
     starts = [attributes.get("start", "1") for _, attributes in outline.named("ol")]
     assert starts == ([] if not length else ["1"] if length <= 12 else ["1", "5", str(length - 3)])
+
+
+@pytest.mark.parametrize(
+    ("crossing", "starts", "between"),
+    [
+        (1, ["1", "2", "3", "5", "27"], ["22"]),
+        (12, ["1", "5", "13", "14", "27"], ["8", "13"]),
+        (29, ["1", "5", "27", "30"], ["22"]),
+    ],
+)
+def test_the_step_that_crosses_positions_is_not_folded(
+    crossing: int, starts: list[str], between: list[str]
+) -> None:
+    path = tuple(f"Op 'node_{n}' -> tensor_{n}[0]" for n in range(30))
+    leak = Leak(path=path, crossing=crossing)
+    outline = Outline(page(certificate=certified(Verdict.NOT_CAUSAL), leak=leak))
+    lists = outline.named("ol")
+    assert [attributes.get("start", "1") for _, attributes in lists] == starts
+    (crossed,) = (a for _, a in lists if "crossing" in (a.get("class") or ""))
+    assert crossed.get("start", "1") == str(crossing + 1)
+    assert re.findall(r"(\d+) steps in between", outline.text) == between
+    assert f"It is crossed at Op 'node_{crossing}'" in outline.text
 
 
 def test_the_same_report_is_the_same_bytes() -> None:

@@ -294,15 +294,16 @@ def _first_leak(question: Question, findings: _Findings, tokens: int, past: int)
     name = next(name for name, leak in findings.leaks.items() if leak.any())
     row, bit = (int(place) for place in np.argwhere(findings.leaks[name])[0])
     graph = question.program.graph
-    path, nodes = trace(findings.frame, graph, name, question.axis(name), row, bit)
-    assumed = [str(node) for node, source in nodes if assumes(findings.frame, node, source)]
+    path = trace(findings.frame, graph, name, question.axis(name), row, bit)
+    assumed = [str(node) for node, source in path.nodes if assumes(findings.frame, node, source)]
     return Leak(
         output=name,
         query=int(findings.last[name][row]),
         position=bit,
         tokens=tokens,
         past=past,
-        path=tuple(path),
+        path=path.steps,
+        crossing=path.crossing,
         assumed=tuple(dict.fromkeys(assumed)),
         of="sequence" if question.axes.sequences else "position",
     )

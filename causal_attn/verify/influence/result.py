@@ -27,6 +27,8 @@ class Leak:
         of: What the numbers count: a position, or a sequence of a batch.
         path: The way from the input to the output: the input element, then one entry for each
             node, ``operator 'name' -> tensor[element]``.
+        crossing: Which entry of `path` takes the position to a row that is not its own, such as a
+            softmax, a product or a shift; ``None`` where it is not seen.
         assumed: Nodes on the path that were read for the worst of several ways, such as a
             condition that is data: the path may not be there. Without one it is.
     """
@@ -37,14 +39,21 @@ class Leak:
     tokens: int
     past: int
     path: tuple[str, ...]
+    crossing: int | None = None
     assumed: tuple[str, ...] = ()
     of: str = "position"
 
+    @property
+    def crossed_at(self) -> str:
+        """The node in which the position is crossed, ``operator 'name'``; empty: not seen."""
+        return "" if self.crossing is None else self.path[self.crossing].rpartition(" -> ")[0]
+
     def __str__(self) -> str:
         """One sentence."""
+        crossed = f", crossed at {self.crossed_at}" if self.crossed_at else ""
         return (
             f"{self.of} {self.position} reaches {self.of} {self.query} of {self.output!r} "
-            f"({self.tokens} tokens, {self.past} past)"
+            f"({self.tokens} tokens, {self.past} past){crossed}"
         )
 
 

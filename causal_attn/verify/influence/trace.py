@@ -7,7 +7,7 @@ element is left. The rules answer, so the path is as exact as the proof.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,12 +16,26 @@ from causal_attn.verify.influence.graph import Graph, Node
 from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.tensor import Array, Tensor, Value, no_bits
 
-__all__ = ["trace"]
+__all__ = ["Path", "trace"]
 
 
-def trace(
-    frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
-) -> tuple[list[str], list[tuple[Node, str]]]:
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way through a graph.
+
+    Attributes:
+        steps: In words: the input element, then a node and the element it leads to.
+        nodes: The nodes with the input that each is reached by.
+        crossing: Which of `steps` takes the position to a row that is not its own; ``None``: it
+            is not seen where.
+    """
+
+    steps: tuple[str, ...] = ()
+    nodes: tuple[tuple[Node, str], ...] = ()
+    crossing: int | None = None
+
+
+def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int) -> Path:
     """Path of `bit` to row `row` along `axis` of an output, from the input on.
 
     Args:
@@ -33,19 +47,21 @@ def trace(
         bit: Position that reaches it.
 
     Returns:
-        The path in words, and its nodes with the input that each is reached by.
+        The path, which is empty where nothing is known of the output's elements.
     """
     writers = {name: node for node in graph.nodes for name in node.outputs if name}
     tensor = frame.values[output]
     if not isinstance(tensor, Tensor):
-        return [], []
+        return Path()
     plane = _plane(tensor, bit)
     places = np.argwhere(np.broadcast_to(plane, _touched(tensor.shape, plane, axis)))
     name, element = output, next(tuple(p) for p in places if p[axis] == row)
     steps: list[str] = []
     nodes: list[tuple[Node, str]] = []
+    held: list[bool] = []
     while (node := writers.get(name)) is not None:
         steps.append(f"{node} -> {_element(name, element)}")
+        held.append(_holds(frame.values.get(name), element, bit, frame.mode.positions))
         found = _step(frame, graph, node, name, element, bit)
         if found is None:
             break
@@ -53,7 +69,22 @@ def trace(
         name, element = found
     else:
         steps.append(_element(name, element))
-    return steps[::-1], nodes[::-1]
+        held.append(True)
+    held.reverse()
+    lost = [at for at in range(1, len(held)) if held[at - 1] and not held[at]]
+    return Path(tuple(steps[::-1]), tuple(nodes[::-1]), lost[-1] if lost else None)
+
+
+def _holds(value: Value | None, element: tuple[int, ...], bit: int, marks: int) -> bool:
+    """Whether the element still stands at the place of its position, along some axis.
+
+    Rows are the last ones of the call, as everywhere, and what is padded is padded at the end. An
+    axis along which nothing differs, such as that of features, has no places.
+    """
+    if not isinstance(value, Tensor):
+        return False
+    places = zip(element, value.shape, _plane(value, bit).shape, strict=True)
+    return any(varies > 1 and max(marks - size, 0) + at == bit for at, size, varies in places)
 
 
 def _step(

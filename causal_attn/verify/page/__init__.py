@@ -12,7 +12,7 @@ from pathlib import Path
 
 from causal_attn.atomic_file import refusals_of_the_disk, replacing_file
 from causal_attn.errors import UsageError
-from causal_attn.verify.page.sections import MOST_STEPS, RESULTS, part
+from causal_attn.verify.page.sections import RESULTS, part
 from causal_attn.verify.page.template import render
 from causal_attn.verify.page.text import visible
 from causal_attn.verify.report import Report
@@ -66,7 +66,6 @@ def render_page(report: Report) -> str:
         title=visible(f"{verdicts or 'Nothing was checked'}: {name[:200]}"),
         parts=parts,
         results=RESULTS,
-        most_steps=MOST_STEPS,
         meaning=_MEANING.get(report.exit_code, "see the reasons below"),
     )
 

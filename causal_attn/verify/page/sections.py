@@ -7,6 +7,7 @@ import io
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,13 @@ from causal_attn.verify.page.headline import Headline, headline
 from causal_attn.verify.page.text import visible
 from causal_attn.verify.report import VariantReport
 
-__all__ = ["MOST_STEPS", "RESULTS", "Part", "part"]
+__all__ = ["RESULTS", "Part", "part"]
 
 MOST_PICTURES = 12
 MOST_STEPS = 12
 """Of a leaking path, before its middle is folded."""
+ENDS = 4
+"""Steps of a folded path that stay on either side."""
 
 RESULTS = {True: ("good", "passed"), False: ("bad", "failed"), None: ("unsure", "undecided")}
 """A check's result to its tone and word."""
@@ -54,6 +57,15 @@ class Step(NamedTuple):
     tensor: str | None
 
 
+class Stretch(NamedTuple):
+    """Steps of a leaking path in a row, counted from `start`."""
+
+    start: int
+    steps: list[Step]
+    folded: bool = False
+    crossing: bool = False
+
+
 class ErrorTable(NamedTuple):
     """The errors of one check of parity: an output, and its figures as they are printed."""
 
@@ -78,7 +90,7 @@ class Part(NamedTuple):
     variant: VariantReport
     headline: Headline
     pictures: Pictures | None
-    steps: list[Step]
+    path: list[Stretch]
     parity: list[ErrorTable]
     placement: list[PlacementRow]
 
@@ -94,7 +106,7 @@ def part(variant: VariantReport, anchor: str) -> Part:
         variant=variant,
         headline=headline(variant),
         pictures=_pictures(variant.visibility) if variant.visibility else None,
-        steps=_steps(variant.leak) if variant.leak is not None else [],
+        path=_path(variant.leak) if variant.leak is not None else [],
         parity=_parity(variant.certificate.checks),
         placement=_placement(variant.placement, variant.provider),
     )
@@ -143,8 +155,25 @@ def _picture(matrix: NDArray[np.bool_], names: list[str]) -> Picture:
     )
 
 
-def _steps(leak: Leak) -> list[Step]:
-    return [_step(text) for text in leak.path]
+def _path(leak: Leak) -> list[Stretch]:
+    """The path with the middle of a long one folded, but for the step that crosses positions."""
+    steps = [_step(text) for text in leak.path]
+    count, crossing = len(steps), leak.crossing
+    ends = {0, count}
+    if count > MOST_STEPS:
+        ends |= {ENDS, count - ENDS}
+    if crossing is not None:
+        ends |= {crossing, crossing + 1}
+    places = sorted(ends)
+    return [
+        Stretch(
+            start + 1,
+            steps[start:end],
+            folded=count > MOST_STEPS and ENDS <= start < count - ENDS and start != crossing,
+            crossing=start == crossing,
+        )
+        for start, end in pairwise(places)
+    ]
 
 
 def _step(text: str) -> Step:
