@@ -50,11 +50,13 @@ def masked_attention(
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
         query, key, value = query.float(), key.float(), value.float()
-    if query.shape[1] != key.shape[1]:
-        group = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    heads, kv_heads = query.shape[1], key.shape[1]
+    # The heads of a group are rows of one product, so that keys and values are neither repeated
+    # in memory nor read once for each of them.
+    rows = query.unflatten(1, (kv_heads, heads // kv_heads)).flatten(2, 3)
     # Tensors, not Python floats: see causal_attn.attention.reference.
-    scores = query @ key.transpose(-2, -1) * query.new_full((), scale)
+    scores = rows @ key.transpose(-2, -1) * query.new_full((), scale)
+    scores = _of_heads(scores, heads)
     if softcap is not None:
         cap = query.new_full((), softcap)
         scores = cap * torch.tanh(scores / cap)
@@ -66,7 +68,14 @@ def masked_attention(
         weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
     # Softmax makes NaN of a row that is -inf throughout.
     weights = weights.masked_fill(~visible, 0)
-    return (weights @ value).to(dtype)
+    weights = weights.unflatten(1, (kv_heads, heads // kv_heads)).flatten(2, 3)
+    return _of_heads(weights @ value, heads).to(dtype)
+
+
+def _of_heads(rows: Tensor, heads: int) -> Tensor:
+    """``[batch, kv_heads, group * q_tokens, …]`` as ``[batch, heads, q_tokens, …]``."""
+    apart: Tensor = rows.unflatten(2, (heads // rows.shape[1], -1))
+    return apart.flatten(1, 2)
 
 
 # The arguments are those that transformers hands to an attention function.
