@@ -38,16 +38,16 @@ def read_arrays(sources: Sequence[str], argument: str = "inputs") -> dict[str, N
     return arrays
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], flag: str = "--out") -> None:
     """Write an ``.npz``; an older file at `path` is replaced once the new one is complete.
 
     Raises:
         UsageError: `path` does not end in ``.npz``, or the place cannot be written.
     """
     if path.suffix != ".npz":
-        raise UsageError(f"`--out` must end in .npz, got {path.name!r}.")
+        raise UsageError(f"`{flag}` must end in .npz, got {path.name!r}.")
     # Not np.savez: it takes arrays as keyword arguments, so none may be called "file".
-    with replacing_file(path, "--out") as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing_file(path, flag) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

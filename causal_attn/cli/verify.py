@@ -37,6 +37,10 @@ def verify(
     report: Annotated[
         Path | None, typer.Option(help="Folder for a page with pictures of what was found.")
     ] = None,
+    witness: Annotated[
+        Path | None,
+        typer.Option(help="FILE.npz for the two inputs and the row that show a leak."),
+    ] = None,
     certify: Annotated[
         bool,
         typer.Option("--certify", help="Write the certificate into the package or model."),
@@ -65,6 +69,7 @@ def verify(
             from causal_attn.verify.page import write_page
 
             page = write_page(found, report)
+        shown = _write_witness(found, witness) if witness is not None else False
         certified = write_certificates(found) if certify else None
     if as_json:
         print_json(found.to_dict() | ({} if certified is None else {"certified": certified}))
@@ -72,9 +77,21 @@ def verify(
         _show(found)
         if page is not None:
             out.print(f"report: {page}")
+        if witness is not None:
+            out.print(f"witness: {witness}" if shown else "witness: no run shows a leak")
         if certified is not None:
             out.print("certified" if certified else "not certified: a check did not pass")
     raise typer.Exit(found.exit_code)
+
+
+def _write_witness(found: Report, path: Path) -> bool:
+    """Whether there is a witness, whose arrays are in the file then."""
+    from causal_attn.cli.array_files import write_arrays
+
+    arrays = next((one.witness.arrays() for one in found.variants if one.witness), None)
+    if arrays is not None:
+        write_arrays(path, arrays, "--witness")
+    return arrays is not None
 
 
 def _show(found: Report) -> None:
@@ -87,6 +104,8 @@ def _show(found: Report) -> None:
             for at, place in enumerate(one.leak.path):
                 mark = "[bold red]![/]" if at == one.leak.crossing else " "
                 out.print(f" {mark} {escape(place)}")
+        if one.witness is not None:
+            out.print(f"witness: {escape(str(one.witness))}")
         for sentence in one.not_checked:
             out.print(f"not checked: {escape(sentence)}")
         out.print("verdict:", verdict_line(one.certificate))

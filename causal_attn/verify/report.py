@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
+from causal_attn.verify.checks.witness import Witness
 from causal_attn.verify.influence import Leak
 
 __all__ = ["Report", "VariantReport"]
@@ -32,6 +33,7 @@ class VariantReport:
         visibility: Of every output that was examined: which row (of the new tokens) is reached by
             which position (of the past, then the new tokens), bool.
         leak: The first pair of positions that must not meet, and the path between them.
+        witness: Two inputs and the row that differs, where a run shows a leak.
         placement: ``"MatMul on cpu"`` to the number of such nodes.
         not_checked: What was not checked and why, a sentence each.
     """
@@ -43,6 +45,7 @@ class VariantReport:
     contract: Contract
     visibility: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     leak: Leak | None = None
+    witness: Witness | None = None
     placement: Mapping[str, int] = field(default_factory=dict)
     not_checked: tuple[str, ...] = ()
 
@@ -80,6 +83,7 @@ class VariantReport:
                 "crossing": leak.crossing,
                 "crossed_at": leak.crossed_at,
             },
+            "witness": None if self.witness is None else str(self.witness),
             "placement": dict(self.placement),
             "not_checked": list(self.not_checked),
         }

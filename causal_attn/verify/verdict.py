@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify.checks.future import FUTURE
 from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.checks.witness import WITNESS
 
 if TYPE_CHECKING:
     from causal_attn.verify.influence import Proof
@@ -31,7 +32,7 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
     says so.
     """
     proof = subject.proof
-    future = [check.passed for check in checks if check.name == FUTURE]
+    future = [check.passed for check in checks if check.name in (FUTURE, WITNESS)]
     unsure = True in future and False not in future and _rests_on_data(proof)
     if unsure:
         checks = [_undecided(check, proof) if check.name == PROOF else check for check in checks]

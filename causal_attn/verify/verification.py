@@ -23,6 +23,7 @@ from causal_attn.verify.checks.all_checks import check_file, run_checks
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.placement import count_placement
 from causal_attn.verify.checks.trial import Trial, require_lengths
+from causal_attn.verify.checks.witness import Witness, find_witness, witness_check
 from causal_attn.verify.feeds.feeder import LENGTHS, Feeds
 from causal_attn.verify.interface.discover import Interface, with_outputs
 from causal_attn.verify.interface.graph_lengths import graph_lengths
@@ -115,6 +116,7 @@ def _verify(
     dynamic: tuple[Check, ...]
     placement: dict[str, int] = {}
     not_checked: list[str] = []
+    witness: Witness | None = None
     try:
         session = subject.open(provider)
     except (EngineError, PackageError) as error:
@@ -135,6 +137,8 @@ def _verify(
                 subject = replace(subject, interface=interface)
                 dynamic, reasons = _run(session, subject, ran, on_check)
                 not_checked += reasons
+                witness = find_witness(session, interface.feeder, subject.proof.leak, dynamic)
+                dynamic = (*dynamic, *witness_check(witness, dynamic, session))
             else:
                 detail = f"no input that was tried runs: {ran.reason}"
                 dynamic = (_not_run(subject, provider, detail),)
@@ -148,6 +152,7 @@ def _verify(
         contract=interface.feeder.contract,
         visibility=subject.proof.outputs,
         leak=subject.proof.leak,
+        witness=witness,
         placement=placement,
         not_checked=(*interface.notes, *_rowless(interface), *not_checked),
     )
