@@ -30,7 +30,8 @@ def model(path: Path, leak: str) -> Path:
             sums = CumSum (x, one)
             all = ReduceSum (x, axes)
             length = Shape <start = 1, end = 2> (x)
-            number = Constant <value_ints = [20]> ()
+            number = Constant <value_ints = [40]> ()
+            double = Add (length, length)
             none = Constant <value_ints = [-1]> ()
             some = {leak}
             added = Where (some, all, zero)
@@ -44,7 +45,7 @@ def model(path: Path, leak: str) -> Path:
 
 
 ALWAYS, NEVER = "Greater (length, none)", "Equal (length, none)"
-AT_20 = "Equal (length, number)"
+AT_20 = "Equal (double, number)"
 
 
 def test_a_leak_that_no_probe_met_has_a_witness(tmp_path: Path) -> None:
