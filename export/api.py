@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from causal_attn.attention.reference import causal_attention
 from causal_attn.attention.spec import AttentionSpec
@@ -38,7 +39,7 @@ __all__ = ["export"]
 
 # The one call that users make: each keyword is an option of theirs, most are left out.
 def export(
-    target: nn.Module | AttentionSpec | Callable[..., Any],
+    target: nn.Module | AttentionSpec | ExportedProgram | Callable[..., Any],
     path: str | Path,
     *,
     form: str = "auto",
@@ -60,8 +61,9 @@ def export(
 
     Args:
         target: `causal_attention`, an `AttentionSpec` (the reference op, configured), a causal
-            language model of `transformers` (see docs/decoders.md), an ``nn.Module`` or a
-            function. The reference op has inputs ``q``, ``k``, ``v``
+            language model of `transformers` (see docs/decoders.md), an ``nn.Module``, a function
+            or an ``ExportedProgram``, which has examples and dims of its own. The reference op
+            has inputs ``q``, ``k``, ``v``
             ``[batch, heads, tokens, features]`` (and ``past_key``, ``past_value`` with a dynamic
             cache) and outputs ``output``, ``weights`` (and ``present_key``, ``present_value``).
             With a static cache ``past_key``, ``past_value`` and the presents are buffers
@@ -166,7 +168,7 @@ def _refuse_form_without_use(form: str, captured: Captured) -> None:
 
 
 def _bind(
-    target: nn.Module | AttentionSpec | Callable[..., Any],
+    target: nn.Module | AttentionSpec | ExportedProgram | Callable[..., Any],
     example_inputs: Sequence[Any] | Mapping[str, Any] | None,
     dims: Dims | None,
     dtype: torch.dtype | None,

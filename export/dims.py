@@ -10,7 +10,7 @@ from torch import Tensor
 
 from causal_attn.errors import InputError
 
-__all__ = ["Dims", "Limits", "NamedAxes", "bounded", "name_axes"]
+__all__ = ["Dims", "Limits", "NamedAxes", "bounded", "name_axes", "suggested_axes"]
 
 Dims = Mapping[str, Mapping[int, str] | Sequence[str | int | None]]
 """Input name to its dynamic axes: ``{0: "batch", 1: "tokens"}`` or one entry an axis.
@@ -77,7 +77,7 @@ def name_axes(examples: Mapping[str, Tensor], dims: Dims | None) -> NamedAxes:
     named: dict[str, dict[int, str]] = {}
     limits: dict[str, Limits] = {}
     for name, tensor in examples.items():
-        given = _suggested(name, examples) if dims is None else _given(name, tensor, dims)
+        given = suggested_axes(name, examples) if dims is None else _given(name, tensor, dims)
         named[name] = {}
         for axis, entry in given.items():
             dim, own = _parse(f"`dims[{name!r}][{axis}]`", entry)
@@ -105,7 +105,8 @@ def name_axes(examples: Mapping[str, Tensor], dims: Dims | None) -> NamedAxes:
     return NamedAxes(dims=named, limits=limits, suggested=dims is None)
 
 
-def _suggested(name: str, examples: Mapping[str, Tensor]) -> dict[int, str]:
+def suggested_axes(name: str, examples: Mapping[str, Tensor]) -> dict[int, str]:
+    """Axis to the dim that the name of an input suggests; empty for other names."""
     tensor = examples[name]
     found = dict(enumerate(_SUGGESTED.get(name, {}).get(tensor.dim(), ())))
     attention = [examples[other] for other in _ATTENTION if other in examples]

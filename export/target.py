@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from causal_attn.attention.operator import attend
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
 from causal_attn.export.dims import Dims, Limits, name_axes
+from causal_attn.export.eager import as_written
+from causal_attn.export.exported_program import open_program
 from causal_attn.export.user_module import (
     Constant,
     as_module,
@@ -185,18 +188,22 @@ def reference_target(
 
 
 def user_target(
-    target: nn.Module | Callable[..., Any],
+    target: nn.Module | ExportedProgram | Callable[..., Any],
     example_inputs: Sequence[Any] | Mapping[str, Any] | None,
     dims: Dims | None,
     *,
     dtype: torch.dtype | None,
 ) -> Target:
-    """Bind a user's module or function to its example inputs.
+    """Bind a user's module or function to its example inputs, or take a program with its own.
 
     Raises:
         InputError: Examples that are missing, unknown, not tensors, or one tensor twice; dims
             that name no axis.
     """
+    if isinstance(target, ExportedProgram):
+        opened = open_program(target, named=dims is not None)
+        target, dims = opened.module, dims if dims is not None else opened.dims
+        example_inputs = example_inputs or opened.examples
     module = as_module(target)
     examples, constants = _bind(module, example_inputs)
     module = with_constants(module, constants)
@@ -345,7 +352,7 @@ def run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
     """
     held = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with evaluating(module), torch.no_grad():
+        with evaluating(module), torch.no_grad(), as_written():
             return module(**examples)
     # The caller's code: whatever it raises is an answer about the examples.
     except Exception as error:

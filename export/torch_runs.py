@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from causal_attn.errors import InputError
 from causal_attn.export.arithmetic import InFloat64, RoundedAtRandom
+from causal_attn.export.eager import as_written
 from causal_attn.export.target import Target, evaluating
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick
@@ -61,7 +62,7 @@ def _run(
     inputs = target.arguments(
         {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
     )
-    with evaluating(module), torch.no_grad(), arithmetic():
+    with evaluating(module), torch.no_grad(), as_written(), arithmetic():
         try:
             result = module(**inputs)
         # The caller's code: whatever it raises is an answer about these sizes.

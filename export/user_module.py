@@ -7,7 +7,7 @@ given, and what it returns (a dataclass, a dict in a tuple, a cache of pairs) is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -15,8 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from causal_attn.errors import InputError, UsageError
+from causal_attn.export.user_function import FunctionModule
 
-__all__ = ["Constant", "as_module", "named_results", "with_constants", "with_flat_results"]
+__all__ = [
+    "Constant", "as_module", "named_results", "with_constants", "with_flat_results",
+    "with_parameters",
+]  # fmt: skip
 
 Constant = bool | int | float | str | None
 """What may be bound: values that a contract can list."""
@@ -48,7 +52,7 @@ def as_module(target: Any) -> nn.Module:
             "`target` must be causal_attention, an AttentionSpec, an nn.Module or a function, "
             f"got {type(target).__name__}."
         )
-    return _FunctionModule(target)
+    return FunctionModule(target)
 
 
 def with_constants(module: nn.Module, constants: Mapping[str, Constant]) -> nn.Module:
@@ -61,7 +65,7 @@ def with_constants(module: nn.Module, constants: Mapping[str, Constant]) -> nn.M
         for parameter in signature.parameters.values()
         if parameter.name not in constants
     ]
-    bound: nn.Module = _with_parameters(_Bound, kept)(module, constants)
+    bound: nn.Module = with_parameters(_Bound, kept)(module, constants)
     return bound
 
 
@@ -78,7 +82,7 @@ def with_flat_results(module: nn.Module, result: Any) -> nn.Module:
     if plain:
         return module
     parameters = list(inspect.signature(module.forward).parameters.values())
-    flattened: nn.Module = _with_parameters(_FlatResults, parameters)(module)
+    flattened: nn.Module = with_parameters(_FlatResults, parameters)(module)
     return flattened
 
 
@@ -125,13 +129,6 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         yield from _walk(item, (*path, name))
 
 
-class _FunctionModule(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        # An attribute, not a method: torch.export and inspect then see the function's parameters.
-        self.forward = function
-
-
 class _Bound(nn.Module):
     def __init__(self, module: nn.Module, constants: Mapping[str, Constant]) -> None:
         super().__init__()
@@ -150,7 +147,7 @@ class _FlatResults(nn.Module):
         return tuple(named_results(self.module(**tensors)).values())
 
 
-def _with_parameters(kind: Any, parameters: list[inspect.Parameter]) -> Any:
+def with_parameters(kind: Any, parameters: list[inspect.Parameter]) -> Any:
     """A subclass of `kind` whose ``forward`` has `parameters`: torch.export reads names off it.
 
     A subclass, not a function on the instance: a copy of the module would call the original.

@@ -85,7 +85,8 @@ def export(
     target: Annotated[
         str,
         typer.Argument(
-            help="causal_attention, file.py:attribute, module:attribute, or a model's folder."
+            help="causal_attention, file.py:attribute, module:attribute, program.pt2, or a "
+            "model's folder."
         ),
     ],
     path: Annotated[Path, typer.Option("--out", "-o", help="Folder of the package.")],

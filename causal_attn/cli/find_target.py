@@ -23,7 +23,7 @@ def require_target(name: str) -> None:
     Raises:
         UsageError: `name` has another shape, or the file is not there.
     """
-    if name != REFERENCE and not _is_model_folder(name):
+    if name != REFERENCE and not _is_model_folder(name) and not _is_program(name):
         _parts(name)
 
 
@@ -31,7 +31,8 @@ def find_target(name: str) -> Any:
     """The object called `name`: ``file.py:attribute`` or ``package.module:attribute``.
 
     ``causal_attention`` alone is the reference; a folder with a ``config.json`` is a language
-    model as `transformers` saves it. A class is called without arguments. Modules are looked for
+    model as `transformers` saves it, a file that ends in ``.pt2`` a program as
+    ``torch.export.save`` does. A class is called without arguments. Modules are looked for
     in the working folder first, as ``python -m`` does, and a file finds its neighbours.
 
     Raises:
@@ -45,6 +46,8 @@ def find_target(name: str) -> Any:
         from causal_attn.export.decoder.folder import load_folder
 
         return load_folder(Path(name))
+    if _is_program(name):
+        return _load_program(name)
     place, attribute = _parts(name)
     try:
         module = _load(Path(place)) if place.endswith(".py") else _import(place)
@@ -69,12 +72,38 @@ def _is_model_folder(name: str) -> bool:
     return (Path(name) / "config.json").is_file()
 
 
+def _is_program(name: str) -> bool:
+    """Whether `name` is a file of torch.export.
+
+    Raises:
+        UsageError: It should be one and is not there.
+    """
+    if not name.endswith(".pt2"):
+        return False
+    if not Path(name).is_file():
+        raise UsageError(f"`TARGET` must name a file that exists, got {name!r}.")
+    return True
+
+
+def _load_program(name: str) -> Any:
+    import torch
+
+    try:
+        return torch.export.load(name)
+    # A damaged file, one of another release, an op that is not registered: torch raises anything.
+    except Exception as error:
+        raise UsageError(
+            f"`TARGET` must be a program of torch.export.save, got {type(error).__name__} from "
+            f"{name}: {error}"
+        ) from error
+
+
 def _parts(name: str) -> tuple[str, str]:
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         raise UsageError(
-            "`TARGET` must be causal_attention, file.py:attribute, module:attribute or a folder "
-            f"with a config.json, got {name!r}."
+            "`TARGET` must be causal_attention, file.py:attribute, module:attribute, a file "
+            f"program.pt2 or a folder with a config.json, got {name!r}."
         )
     if place.endswith(".py") and not Path(place).is_file():
         raise UsageError(f"`TARGET` must name a file that exists, got {place!r}.")

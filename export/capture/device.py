@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from causal_attn.errors import InputError
 
@@ -14,7 +15,7 @@ __all__ = ["require_cpu"]
 
 
 def require_cpu(
-    target: nn.Module | Callable[..., Any],
+    target: nn.Module | ExportedProgram | Callable[..., Any],
     example_inputs: Sequence[Any] | Mapping[str, Any] | None,
 ) -> None:
     """Refuse tensors on another device before anything runs.
@@ -25,7 +26,7 @@ def require_cpu(
         InputError: Naming the first example, parameter or buffer that is elsewhere.
     """
     held: chain[tuple[Any, Tensor]] = chain()
-    if isinstance(target, nn.Module):
+    if isinstance(target, nn.Module | ExportedProgram):
         held = chain(target.named_parameters(), target.named_buffers())
     given = example_inputs or ()
     examples = given.items() if isinstance(given, Mapping) else enumerate(given)

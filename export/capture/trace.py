@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,8 +19,10 @@ from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
 from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
+from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.dims import Limits, bounded
+from causal_attn.export.eager import as_written
 from causal_attn.export.target import Target, evaluating
 from causal_attn.export.torch_output import ExportLog, quiet
 
@@ -56,6 +60,7 @@ def capture(target: Target, log: ExportLog) -> Traced:
         target = _within_tables(program, target)
         refuse_narrowed_dims(program, target)
         _refuse_dead_inputs(program, target)
+    index_by_masks(program)
     rewrite_sdpa(program)
     return Traced(program, target)
 
@@ -68,10 +73,7 @@ def _trace(given: Target, log: ExportLog) -> Traced:
     text = kind = ""
     for _ in range(_MOST_TRIES):
         try:
-            with (
-                quiet(log), evaluating(target.module), torch.no_grad(), AsOp(), masks_as_given(),
-                fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
-            ):  # fmt: skip
+            with _tracing(target, log, oblivious=oblivious):
                 program = torch.export.export(
                     target.module,
                     args=(),
@@ -96,6 +98,29 @@ def _trace(given: Target, log: ExportLog) -> Traced:
                 told = told or (text, kind)
             target = relaxed
     raise CaptureError(_explain(*(told or (text, kind)), target, log))
+
+
+@contextlib.contextmanager
+def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[None]:
+    """What is different while `target` is traced.
+
+    Args:
+        target: What is traced.
+        log: Gets whatever torch prints.
+        oblivious: Whether torch takes sizes for what they mostly are, not 0 and not 1.
+    """
+    with (
+        quiet(log),
+        evaluating(target.module),
+        torch.no_grad(),
+        AsOp(),
+        masks_as_given(),
+        TrianglesAsMasks(),
+        # What torch.compile hands over is source already.
+        contextlib.nullcontext() if target.guarded else as_written(),
+        fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+    ):
+        yield
 
 
 def _within_tables(program: ExportedProgram, target: Target) -> Target:

@@ -25,6 +25,7 @@ from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.form import Form
 from causal_attn.export.torch_output import quiet
 from causal_attn.export.write.inline_functions import write_functions
+from causal_attn.export.write.ordinary_ops import ORDINARY
 from causal_attn.export.write.rotary import expand_angles
 from causal_attn.export.write.tied_weights import store_once
 from causal_attn.package.contract import TensorContract
@@ -60,7 +61,9 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
     _refuse_calls(program, form)
     try:
         with quiet(log), torch.no_grad():
-            lowered = program.run_decompositions({ATTEND: form.decompose, SDPA: lower_sdpa})
+            lowered = program.run_decompositions(
+                {**ORDINARY, ATTEND: form.decompose, SDPA: lower_sdpa}
+            )
             _refuse_mutation(lowered)
             if not target.guarded:
                 # Decompositions branch too, and torch checks their guards against nothing.

@@ -1,0 +1,21 @@
+"""A target run as its own source says, whatever it is compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["as_written"]
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Inside this block ``torch.compile`` compiles nothing and torch says nothing about it.
+
+    A compiled module or function, at any depth of a target, would be compiled again for every
+    length that is checked, and its results would be those of a compiler instead of the target's.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        yield
