@@ -43,7 +43,8 @@ class TrianglesAsMasks(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         ones = torch.ones(given["row"], given["col"], dtype=torch.bool)
         indices = _TRIANGLES[func](ones, given.get("offset", 0)).nonzero().T
-        return indices.to(given.get("dtype", torch.int64))
+        dtype = given.get("dtype") or indices.dtype
+        return indices if dtype is indices.dtype else indices.to(dtype)
 
 
 def index_by_masks(program: ExportedProgram) -> None:
@@ -57,9 +58,21 @@ def index_by_masks(program: ExportedProgram) -> None:
             mask = columns[0][0] if columns and columns[0] is not None else None
             if mask is None or columns != [(mask, at) for at in range(mask.meta["val"].dim())]:
                 continue
+            mask = _as_bool(mask, before=node)
             node.args = (arguments[0], [*indices[:leading], mask], *arguments[2:])
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def _as_bool(mask: Node, *, before: Node) -> Node:
+    """`mask`, or where it is not zero, which is where it has indices."""
+    value = mask.meta["val"]
+    if value.dtype is torch.bool:
+        return mask
+    with mask.graph.inserting_before(before):
+        found = mask.graph.call_function(_aten.ne.Scalar, (mask, 0))
+    found.meta["val"] = _aten.ne.Scalar(value, 0)
+    return found
 
 
 def _column(index: Node | None) -> tuple[Node, int] | None:

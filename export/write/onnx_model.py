@@ -61,9 +61,8 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
     _refuse_calls(program, form)
     try:
         with quiet(log), torch.no_grad():
-            lowered = program.run_decompositions(
-                {**ORDINARY, ATTEND: form.decompose, SDPA: lower_sdpa}
-            )
+            own: dict[Any, Any] = {**ORDINARY, ATTEND: form.decompose, SDPA: lower_sdpa}
+            lowered = program.run_decompositions(own)
             _refuse_mutation(lowered)
             if not target.guarded:
                 # Decompositions branch too, and torch checks their guards against nothing.

@@ -44,7 +44,8 @@ BLOCK, TABLE = Block(), torch.randn(8, 8)
 
 
 def reads_globals(x: Tensor) -> Tensor:
-    return BLOCK(x) @ TABLE
+    attended: Tensor = BLOCK(x)
+    return attended @ TABLE
 
 
 def closes_over(block: nn.Module, table: Tensor) -> Callable[[Tensor], Tensor]:
