@@ -187,7 +187,7 @@ class _Run:
         ready = [name for name, sample in samples.items() if sample is not None]
         _require_same({name: samples[name] for name in ready if name != LIMIT}, case)
         seconds: dict[str, list[float]] = {name: [] for name in ready if name != LIMIT}
-        rates: list[float] = []
+        rates: list[tuple[float, str]] = []
         elsewhere: list[float] = []
         for number in range(self._settings.rounds):
             # Whoever comes first in a round would always follow the same system.
@@ -206,7 +206,7 @@ class _Run:
                 if share is not None:
                     elsewhere.append(share)
                 if name == LIMIT:
-                    rates.append(answer["rate"])
+                    rates.append((answer["rate"], answer["of"]))
                 else:
                     seconds[name].append(answer["seconds"])
             self._done += len(samples) - len(ready)
@@ -217,7 +217,8 @@ class _Run:
         return CaseResult(
             case=case,
             rounds=seconds,
-            limit_rates=rates,
+            limit_rates=[rate for rate, _ in rates],
+            limit_of=max(rates)[1],
             elsewhere=sum(elsewhere) / len(elsewhere) if elsewhere else None,
         )
 
@@ -294,13 +295,14 @@ class _Run:
 
 def _held_to_one_limit(results: Sequence[CaseResult]) -> list[CaseResult]:
     """All prefills multiply the same matrices for their limit: the best rate holds for each."""
-    best: dict[tuple[Mode, str], float] = {}
+    best: dict[str, CaseResult] = {}
     for result in results:
-        key = result.case.mode, result.case.dtype
-        best[key] = max(best.get(key, 0.0), *result.limit_rates)
+        if result.case.mode is Mode.PREFILL:
+            known = best.setdefault(result.case.dtype, result)
+            best[result.case.dtype] = max(known, result, key=lambda one: one.limit_rate)
     return [
-        replace(result, best_rate=best[result.case.mode, result.case.dtype])
-        if result.case.mode is Mode.PREFILL
+        replace(result, best_rate=found.limit_rate, limit_of=found.limit_of)
+        if result.case.mode is Mode.PREFILL and (found := best[result.case.dtype])
         else result
         for result in results
     ]

@@ -13,7 +13,7 @@ from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.bench.cases import Case, Mode
 from causal_attn.errors import UsageError
 
-__all__ = ["export_package", "export_plain"]
+__all__ = ["export_package", "export_plain", "product_session"]
 
 
 def export_package(
@@ -91,3 +91,20 @@ def export_plain(case: Case, path: Path) -> dict[str, Any]:
         raise UsageError("torch.onnx.export must return a program, got None.")
     program.save(str(path))
     return {"opset": program.model.opset_imports[""]}
+
+
+def product_session() -> Any:
+    """An ``onnxruntime.InferenceSession`` of ``a @ b``, float32 matrices of any size."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    matrices = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in "abc"
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "b"], ["c"])], "product", matrices[:2], matrices[2:]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )

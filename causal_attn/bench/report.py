@@ -42,6 +42,7 @@ class CaseResult:
         rounds: By system, the median seconds of a call within each round; all of one length.
         limit_rates: The best rate that the machine showed within each round, in the unit of the
             mode's limit.
+        limit_of: What reached the best of them, such as ``torch, 1024 rows``.
         best_rate: The best rate of the same work in the whole run; default the best of this case.
         elsewhere: Mean share of all cores that other processes had during the turns; ``None``:
             unknown.
@@ -50,6 +51,7 @@ class CaseResult:
     case: Case
     rounds: Mapping[str, Sequence[float]]
     limit_rates: Sequence[float]
+    limit_of: str = ""
     best_rate: float | None = None
     elsewhere: float | None = None
 
@@ -108,6 +110,7 @@ class CaseResult:
             "limit": {
                 "rounds": list(self.limit_rates),
                 "rate": self.limit_rate,
+                "of": self.limit_of,
                 "unit": LIMIT_UNITS[self.case.mode],
                 "seconds": self.limit,
             },

@@ -24,6 +24,8 @@ def bench_tables(report: Report) -> Iterator[Table | Text]:
     means = report.geometric_means()
     for family, results in report.families().items():
         yield _family_table(family, results, means[family])
+    if reached := sorted({result.limit_of for result in report.cases if result.limit_of}):
+        yield Text(f"Limits are the best rates that this machine showed: {'; '.join(reached)}.")
     if report.memory:
         yield _memory_table(report)
     behind = [(*found, result) for result in report.cases if (found := result.behind_best_form())]

@@ -122,14 +122,8 @@ class _LimitServer:
         if self._probe is None:
             raise RuntimeError("turn before prepare")
         start = time.process_time()
-        samples = measure_turn(
-            self._probe.call, self._probe.wait, seconds, grouped=self._provider.device == "gpu"
-        )
-        # A limit is what the machine can do, not what it did on average.
-        return {
-            "rate": self._probe.work / min(samples),
-            "cpu_seconds": time.process_time() - start,
-        }
+        rate, of = self._probe.measure(seconds)
+        return {"rate": rate, "of": of, "cpu_seconds": time.process_time() - start}
 
     def do_release(self) -> dict[str, Any]:
         self._probe = None

@@ -22,7 +22,7 @@ from causal_attn.attention.spec import AttentionSpec
 from causal_attn.bench import Case, Mode, Plan, Report, Selection, Settings, make_plan, run_bench
 from causal_attn.bench.cases import DTYPES
 from causal_attn.bench.driver import _Clock, _held_to_one_limit, _require_same
-from causal_attn.bench.limits import limit_seconds
+from causal_attn.bench.limits import LimitProbe, limit_seconds
 from causal_attn.bench.plot import draw_bench
 from causal_attn.bench.report import SCHEMA, CaseResult, MemoryResult, Spread
 from causal_attn.bench.systems import BASELINE, OURS, PLAIN, SYSTEMS, PackageSystem, TorchSystem
@@ -89,6 +89,7 @@ def test_json_has_its_schema(report: Report) -> None:
         assert Case.from_dict({name: case[name] for name in PREFILL[0].to_dict()}) == wanted
         assert case["limit"]["unit"] == ("byte/s" if wanted is DECODE else "flop/s")
         assert len(case["limit"]["rounds"]) == 2
+        assert case["limit"]["of"].split(",")[0] in ("torch", "numpy", "onnxruntime")
         assert list(case["systems"]) == FAST
         for system in case["systems"].values():
             assert len(system["rounds"]) == 2
@@ -141,11 +142,12 @@ def test_all_prefills_are_held_to_the_best_rate_of_the_run() -> None:
     rounds = {OURS: [1.0]}
     slow, quick, step = _held_to_one_limit(
         [
-            CaseResult(case=case, rounds=rounds, limit_rates=[rate, rate / 2])
+            CaseResult(case=case, rounds=rounds, limit_rates=[rate, rate / 2], limit_of=str(rate))
             for case, rate in ((PREFILL[0], 2.0), (PREFILL[1], 8.0), (DECODE, 100.0))
         ]
     )
     assert (slow.limit_rate, quick.limit_rate, step.limit_rate) == (8, 8, 100)
+    assert [float(one.limit_of) for one in (slow, quick, step)] == [8, 8, 100]
     assert slow.limit == PREFILL[0].flops / 8
     assert slow.limit_share(OURS) == slow.limit
 
@@ -223,7 +225,7 @@ class _FakeWorker:
             raise WorkerFailed("InvalidCxxCompiler: No working C++ compiler found")
         answers: dict[str, dict[str, Any]] = {
             "sample": {"shape": [1], "sample": [0.5]},
-            "turn": {"seconds": 0.5, "rate": 2.0, "cpu_seconds": 0.1},
+            "turn": {"seconds": 0.5, "rate": 2.0, "of": "x", "cpu_seconds": 0.1},
             "memory": {"added_bytes": 3},
         }
         return answers.get(do, {})
@@ -291,7 +293,7 @@ def test_forms_run_alone_and_those_that_cannot_are_named(package: Path) -> None:
     best = found.cases[0].behind_best_form()
     assert best is not None
     assert best[0] in {"attention", "gqa"}
-    assert "of the best form alone" in str(list(bench_tables(found))[1])
+    assert any("of the best form alone" in str(part) for part in bench_tables(found))
     refused = run_bench(
         Plan(cases=(DECODE,)),
         Settings(systems=(BASELINE, "attention"), rounds=1, turn_seconds=0.002),
@@ -396,6 +398,20 @@ def test_cases_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
         Case(**{**DECODE.to_dict(), **change})
 
 
+def test_the_limit_is_the_best_of_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("causal_attn.bench.limits._SIZES", {"cpu": (8, 16)})
+    probe = LimitProbe(Provider.CPU, PREFILL[0])
+    assert len(probe._ways) == 6
+    seconds = {id(way.call): way.work * place for place, way in enumerate(probe._ways, 1)}
+    monkeypatch.setattr(
+        "causal_attn.bench.limits.measure_turn", lambda call, *_, **__: [seconds[id(call)]]
+    )
+    assert probe.measure(0.1) == (1.0, "torch, 8 rows")
+    assert [way.name for way in probe._ways] == ["torch, 8 rows", "numpy, 8 rows"]
+    for way in probe._ways:
+        assert way.call().shape == (8, 8)
+
+
 @pytest.mark.parametrize("case", [*PREFILL, DECODE])
 def test_work_is_that_of_the_visible_pairs(case: Case) -> None:
     kv_tokens = case.past_tokens + case.q_tokens
@@ -480,7 +496,7 @@ def test_a_disturbed_turn_is_taken_again_and_the_quietest_counts(
         "ask",
         lambda self, do, **_: (
             (
-                {"seconds": next(figures) if self.name == OURS else 0.0, "rate": 1.0}
+                {"seconds": next(figures) if self.name == OURS else 0.0, "rate": 1.0, "of": "x"}
                 if do == "turn"
                 else {"shape": [1], "sample": [1.0]}
             )
