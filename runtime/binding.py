@@ -9,6 +9,7 @@ kernel that knows this writes the new tokens in place and copies no past.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,7 +31,12 @@ class Binding:
 
     A binding owns its memory: arrays go in by copy, with `update`, and come out by copy, with
     `read`. It is for one thread at a time, and raises `ClosedError` once its session is closed.
+
+    Attributes:
+        watched: Entered around each run, for a session with ``on_call``; else ``None``.
     """
+
+    watched: Callable[[], AbstractContextManager[None]] | None = None
 
     def __init__(
         self,
@@ -73,7 +79,11 @@ class Binding:
             StoppedError: A `Cancellation` ended the run; what is bound for outputs means nothing.
             EngineError: ONNX Runtime failed.
         """
-        run_bound(self._opened(), self._binding)
+        if self.watched is None:
+            run_bound(self._opened(), self._binding)
+            return
+        with self.watched():
+            run_bound(self._opened(), self._binding)
 
     def update(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Copy new values into inputs.

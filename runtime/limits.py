@@ -11,7 +11,7 @@ from causal_attn.errors import InputError, UsageError
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 
-__all__ = ["SizeLimits"]
+__all__ = ["SizeLimits", "named_sizes"]
 
 
 class SizeLimits:
@@ -73,6 +73,21 @@ class SizeLimits:
                 f"The inputs and outputs must take at most {self._max_bytes} bytes, got {taken} "
                 f"for {dict(sizes)}. Send less, or load with a larger `max_bytes`."
             )
+
+
+def named_sizes(contract: Contract, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The largest size of each named dim: what ONNX Runtime would broadcast to.
+
+    Args:
+        contract: Of the model.
+        shapes: Of inputs; one that is missing, or has another rank, adds what it can.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in contract.inputs:
+        for dim, size in zip(tensor.dims, shapes.get(tensor.name, ()), strict=False):
+            if isinstance(dim, str):
+                sizes[dim] = max(size, sizes.get(dim, 0))
+    return sizes
 
 
 def _bytes_of(tensor: TensorContract, sizes: Mapping[str, int]) -> int:

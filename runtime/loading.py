@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
-from enum import StrEnum
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from causal_attn.errors import (
-    CertificateError,
-    EngineError,
-    InputError,
-    PackageError,
-    ProviderError,
-    UsageError,
-)
+from causal_attn.errors import EngineError, PackageError, ProviderError, UsageError
 from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
-from causal_attn.machine.release import release
-from causal_attn.package.contract import Contract
+from causal_attn.runtime.acceptance import Accept, Acceptance
+from causal_attn.runtime.agreement import require_agreement, require_runnable
 from causal_attn.runtime.handover import hand_over
 from causal_attn.runtime.limits import SizeLimits
 from causal_attn.runtime.options import build_options, check_provider_options
 from causal_attn.runtime.ort import (
     InferenceSession,
     SessionOptions,
-    installed_version,
     open_engine,
     preload_libraries,
     switch_telemetry_off,
@@ -39,23 +29,9 @@ from causal_attn.runtime.session import Session
 if TYPE_CHECKING:
     from causal_attn.package import Variant
     from causal_attn.package.hold import HeldModel
+    from causal_attn.runtime.observed import Call
 
-__all__ = ["Accept", "load", "open_variant"]
-
-_ORT_TYPES = {
-    "tensor(float16)": "float16",
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-}
-
-
-class Accept(StrEnum):
-    """Which models `load` takes."""
-
-    CERTIFIED = "certified"
-    """Only with a certificate that every check passed, of this very model."""
-    UNVERIFIED = "unverified"
-    """Any; for a model that is about to be checked."""
+__all__ = ["load", "open_variant"]
 
 
 # The one call that services make: each keyword is an option of theirs, most are left out.
@@ -73,6 +49,8 @@ def load(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
     digest: str | None = None,
+    trust: str | os.PathLike[str] | bytes | None = None,
+    on_call: Callable[[Call], object] | None = None,
 ) -> Session:
     """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
 
@@ -81,8 +59,8 @@ def load(
 
     The bytes that the certificate is compared with are those that run, whatever happens to the
     files meanwhile. A certificate protects against mix-ups and damage, not against a forger:
-    `digest` pins the model that you mean. ONNX Runtime's telemetry is off, unless the environment
-    has ``ORT_DISABLE_TELEMETRY=0``.
+    `digest` pins the model that you mean, `trust` asks for a signature. ONNX Runtime's telemetry
+    is off, unless the environment has ``ORT_DISABLE_TELEMETRY=0``.
 
     Args:
         path: The package's folder, or the file.
@@ -117,6 +95,11 @@ def load(
             copied or allocated for it; what kernels need in between is not counted.
         digest: ``"sha256:…"``, the digest that the model must have, as its certificate and
             ``causal-attn inspect`` say it; ``None``: whichever the certificate names.
+        trust: An ed25519 public key, the path of a PEM file or its content as bytes: a model that
+            it did not sign, as it is now, is refused. See `causal_attn.package.signature`; needs
+            the extra ``[sign]``. ``None``: signatures are not looked at.
+        on_call: Called after each call with what it took, in the thread that called; see
+            `causal_attn.runtime.Call`. ``None`` costs nothing.
 
     Returns:
         An open session; close it, or use it in a ``with`` statement.
@@ -127,23 +110,23 @@ def load(
             every node; the message says what is there and how to get it.
         PackageError: The package cannot be read, is not what it says, or its files changed while
             they were loaded.
-        CertificateError: The certificate is missing, failed or of another model, or the model
-            has another digest than `digest`.
+        CertificateError: The certificate is missing, failed or of another model; the model has
+            another digest than `digest`; or the key in `trust` did not sign it as it is.
+        MissingDependencyError: `trust` is given and the extra ``[sign]`` is not installed.
         InputError: The model has tensors of a dtype that numpy does not have.
         EngineError: ONNX Runtime failed.
     """
-    wanted, accepted, pinned = require_provider(provider), _accept(accept), _pinned(digest)
+    wanted, acceptance = require_provider(provider), Acceptance(accept, digest, trust)
+    if on_call is not None and not callable(on_call):
+        raise UsageError(f"`on_call` must be callable or None, got {shown(on_call)}.")
     chosen, held = _hold(path, wanted, component, variant, weights)
     with held:
-        if accepted is Accept.CERTIFIED:
-            _check_certificate(chosen, held)
-        if pinned is not None:
-            _check_digest(held, pinned)
+        acceptance.require(chosen, held)
         limits = None
         if max_tokens is not None or max_bytes is not None:
             limits = SizeLimits(chosen.contract, max_tokens=max_tokens, max_bytes=max_bytes)
         asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
-        return _session(chosen, held, asked, limits)
+        return _session(chosen, held, asked, limits, on_call)
 
 
 def open_variant(
@@ -162,7 +145,7 @@ def open_variant(
     wanted = require_provider(provider)
     with _hold_model(variant.model, weights) as held:
         asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
-        return _session(variant, held, asked, None)
+        return _session(variant, held, asked)
 
 
 class _Asked(NamedTuple):
@@ -175,15 +158,23 @@ class _Asked(NamedTuple):
 
 
 def _session(
-    variant: Variant, held: HeldModel, asked: _Asked, limits: SizeLimits | None
+    variant: Variant,
+    held: HeldModel,
+    asked: _Asked,
+    limits: SizeLimits | None = None,
+    on_call: Callable[[Call], object] | None = None,
 ) -> Session:
     switch_telemetry_off()
-    _refuse_foreign_dtypes(variant.contract)
-    _refuse_old_engine(variant.contract)
+    require_runnable(variant.contract)
     engine, placement = _placed_engine(variant, held, asked)
     held.require_unchanged()
-    _compare(variant, engine)
-    return Session(
+    require_agreement(variant, engine)
+    make: Callable[..., Session] = Session
+    if on_call is not None:
+        from causal_attn.runtime.observed import ObservedSession
+
+        make = partial(ObservedSession, on_call=on_call)
+    return make(
         engine,
         contract=variant.contract,
         certificate=variant.certificate,
@@ -191,25 +182,6 @@ def _session(
         placement=placement,
         limits=limits,
     )
-
-
-def _accept(accept: str | Accept) -> Accept:
-    try:
-        return Accept(accept)
-    except ValueError:
-        raise UsageError(
-            f"`accept` must be one of {[str(value) for value in Accept]}, got {accept!r}."
-        ) from None
-
-
-def _pinned(digest: str | None) -> str | None:
-    if digest is None:
-        return None
-    if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise UsageError(
-            f"`digest` must be 'sha256:' and 64 hex digits in lower case, got {shown(digest)}."
-        )
-    return digest.removeprefix("sha256:")
 
 
 # Reading packages takes hashing, JSON and pathlib: half of what importing this module would cost,
@@ -263,43 +235,6 @@ def _hold_model(path: str | os.PathLike[str], weights: str | None) -> HeldModel:
         held.close()
         raise
     return held
-
-
-def _check_certificate(variant: Variant, held: HeldModel) -> None:
-    from causal_attn.package import check_certificate
-
-    check_certificate(variant, held)
-
-
-def _check_digest(held: HeldModel, pinned: str) -> None:
-    from causal_attn.package.digest import held_digest
-
-    found = held_digest(held)
-    if found != pinned:
-        raise CertificateError(
-            f"`digest` must be that of the model, got sha256:{pinned} where {held.path} has "
-            f"sha256:{found}. It is another model than you mean."
-        )
-
-
-def _refuse_foreign_dtypes(contract: Contract) -> None:
-    for tensor in (*contract.inputs, *contract.outputs):
-        if tensor.dtype == "bfloat16":
-            raise InputError(
-                "`path` must be a model with inputs and outputs that numpy has a dtype for, got "
-                f"bfloat16 for `{tensor.name}`, which ONNX Runtime does not take from Python. "
-                "Export it with dtype float16 or float32."
-            )
-
-
-def _refuse_old_engine(contract: Contract) -> None:
-    installed, oldest = installed_version(), contract.onnxruntime
-    if release(installed) < release(oldest):
-        raise EngineError(
-            f"`path` must be a model that ONNX Runtime {installed} runs, got one that needs "
-            f"{oldest} or newer: older ones may end the process. Upgrade it, or export the model "
-            "in a form that runs here."
-        )
 
 
 def _placed_engine(
@@ -359,39 +294,3 @@ def _name_the_nodes(
 @cache
 def _preload() -> str:
     return preload_libraries()
-
-
-def _compare(variant: Variant, engine: InferenceSession) -> None:
-    """Refuse a contract that is not the graph's: the feeds are checked against the contract."""
-    for what, tensors, nodes in (
-        ("inputs", variant.contract.inputs, engine.get_inputs()),
-        ("outputs", variant.contract.outputs, engine.get_outputs()),
-    ):
-        promised = [(tensor.name, tensor.dtype) for tensor in tensors]
-        graph = [(node.name, _dtype(node)) for node in nodes]
-        if promised != graph:
-            raise PackageError(
-                f"The contract's {what} must be those of the graph, {graph}, got {promised}: "
-                f"{variant.model}."
-            )
-        for tensor, node in zip(tensors, nodes, strict=True):
-            if not _dims_agree(tensor.dims, node.shape):
-                raise PackageError(
-                    f"The contract's dims of `{tensor.name}` must be those of the graph, "
-                    f"{node.shape}, got {list(tensor.dims)}: {variant.model}."
-                )
-
-
-def _dims_agree(promised: tuple[str | int, ...], graph: list[str | int | None] | None) -> bool:
-    # ONNX Runtime gives [] both for a scalar and for a tensor whose shape is not declared.
-    if not graph:
-        return True
-    return len(promised) == len(graph) and all(
-        promise == dim or not (isinstance(promise, int) and isinstance(dim, int))
-        for promise, dim in zip(promised, graph, strict=True)
-    )
-
-
-def _dtype(node: Any) -> str:
-    kind: str = node.type
-    return _ORT_TYPES.get(kind, kind.removeprefix("tensor(").removesuffix(")"))

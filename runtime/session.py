@@ -15,7 +15,7 @@ from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract
 from causal_attn.runtime.binding import Binding
 from causal_attn.runtime.feed_check import FeedCheck, require_mapping
-from causal_attn.runtime.limits import SizeLimits
+from causal_attn.runtime.limits import SizeLimits, named_sizes
 from causal_attn.runtime.ort import InferenceSession, OrtValue, run_engine, run_shared, share
 from causal_attn.runtime.outputs import Outputs, identifiers, outputs_type
 from causal_attn.runtime.placement import PlacedNode
@@ -83,6 +83,18 @@ class Session:
         engine = self._opened()
         feeds = self._feeds.bind(arrays, named)
         return self._outputs._make(run_engine(engine, self._output_names, feeds))
+
+    def check(self, /, *arrays: NDArray[Any], **named: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """What a call with these arrays would run on, by name; nothing is run.
+
+        An array is copied only where its memory is not C-contiguous and aligned.
+
+        Raises:
+            InputError: As in a call.
+            ClosedError: The session was closed.
+        """
+        self._opened()
+        return self._feeds.bind(arrays, named)
 
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None
@@ -181,7 +193,7 @@ class Session:
                 )
         if self._limits is not None:
             shapes = {name: tuple(value.shape()) for name, value in values.items()}
-            self._limits.check(shapes, _sizes(self.contract, shapes))
+            self._limits.check(shapes, named_sizes(self.contract, shapes))
         device = "cuda" if self.provider.device == "gpu" else "cpu"
         return run_shared(engine, self._output_names, values, device)
 
@@ -236,13 +248,3 @@ class Session:
                 f"`outputs` must be names out of {self._output_names}, got {shown(outputs)}."
             )
         return list(dict.fromkeys(outputs))
-
-
-def _sizes(contract: Contract, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The largest size of each named dim: what ONNX Runtime would broadcast to."""
-    sizes: dict[str, int] = {}
-    for tensor in contract.inputs:
-        for dim, size in zip(tensor.dims, shapes[tensor.name], strict=False):
-            if isinstance(dim, str):
-                sizes[dim] = max(size, sizes.get(dim, 0))
-    return sizes

@@ -24,6 +24,7 @@ DOCUMENTS = sorted(
     for path in (
         REPOSITORY / "README.md",
         REPOSITORY / "CONTRIBUTING.md",
+        REPOSITORY / "SECURITY.md",
         *(REPOSITORY / "docs").glob("*.md"),
     )
     if path.exists()

@@ -22,6 +22,7 @@ from causal_attn.cli.generate import generate
 from causal_attn.cli.inspect import inspect
 from causal_attn.cli.option_group import one_option_each
 from causal_attn.cli.run import run
+from causal_attn.cli.sign import sign
 from causal_attn.cli.verify import verify
 from causal_attn.errors import CausalAttnError, MissingDependencyError
 
@@ -36,6 +37,7 @@ _EXTRA = {
     "matplotlib": "verify",
     "transformers": "transformers",
     "onnxruntime": "cpu",
+    "cryptography": "sign",
     "tokenizers": "text",
 }
 """Module to the extra that brings it."""
@@ -95,6 +97,7 @@ for _command, _example in (
     (export, "causal_attention -o attention --heads 8 --window 64"),
     (verify, "model.onnx --report report --json"),
     (inspect, "demo/causal_attention"),
+    (sign, "demo/causal_attention --key key.pem"),
     (run, "demo/causal_attention inputs.npz -o outputs.npz"),
     (generate, "model -p 'The capital of France is'"),
     (bench, "--tokens 16,128,1024 --form attention --json"),

@@ -5,6 +5,7 @@ The layout of a package is drawn in `causal_attn.package`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Variant:
         certificate: What was checked; ``None`` if nothing was. Not yet compared with the model:
             see `check_certificate`.
         session_options: ONNX Runtime's session config entries that the model needs.
+        texts: sha256, in hex, of the very texts that ``contract`` and ``certificate`` were read
+            from, by these names; what a signature covers.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Variant:
     contract: Contract
     certificate: Certificate | None
     session_options: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +187,9 @@ def lone_variant(held: HeldModel) -> Variant:
             f"The model must carry {CONTRACT_KEY!r} in its metadata, got none: {model}. It was "
             "not exported by causal_attn, or another tool dropped its metadata."
         )
-    certificate = entries.get(CERTIFICATE_KEY)
+    texts = {"contract": entries[CONTRACT_KEY]}
+    if CERTIFICATE_KEY in entries:
+        texts["certificate"] = entries[CERTIFICATE_KEY]
     return Variant(
         name=model.stem,
         component="",
@@ -192,8 +198,7 @@ def lone_variant(held: HeldModel) -> Variant:
         device="",
         directory=model.parent,
         model=model,
-        contract=Contract.from_json(entries[CONTRACT_KEY]),
-        certificate=None if certificate is None else Certificate.from_json(certificate),
+        **_parsed(texts),
     )
 
 
@@ -265,11 +270,10 @@ def _variant(root: Path, entry: ManifestVariant) -> Variant:
     # They name libraries to load and folders to write; a package has no business with either.
     if ort.get("provider_options"):
         raise PackageError(f"{where}: `provider_options` must be empty or absent.")
-    certificate = None
-    if slot.get("certificate") is not None:
-        certificate = Certificate.from_json(
-            _slot_text(root, folder, slot["certificate"], f"{where}: `certificate`")
-        )
+    named = ["contract"] if slot.get("certificate") is None else ["contract", "certificate"]
+    texts = {
+        name: _slot_text(root, folder, slot.get(name), f"{where}: `{name}`") for name in named
+    }
     return Variant(
         name=entry.name,
         component=entry.component,
@@ -278,12 +282,19 @@ def _variant(root: Path, entry: ManifestVariant) -> Variant:
         device=entry.device,
         directory=folder,
         model=confined_file(root, folder, ort.get("model_file"), f"{where}: `model_file`"),
-        contract=Contract.from_json(
-            _slot_text(root, folder, slot.get("contract"), f"{where}: `contract`")
-        ),
-        certificate=certificate,
         session_options=_session_options(ort.get("session_options", {}), where),
+        **_parsed(texts),
     )
+
+
+def _parsed(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a `Variant` that come from the texts of its contract and its certificate."""
+    certificate = texts.get("certificate")
+    return {
+        "contract": Contract.from_json(texts["contract"]),
+        "certificate": None if certificate is None else Certificate.from_json(certificate),
+        "texts": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+    }
 
 
 def _slot_text(root: Path, folder: Path, location: Any, what: str) -> str:

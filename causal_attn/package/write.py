@@ -15,6 +15,7 @@ from typing import Any
 from causal_attn.errors import PackageError, UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate
+from causal_attn.package.companions import COMPANIONS
 from causal_attn.package.confine import open_regular
 from causal_attn.package.contract import Contract
 from causal_attn.package.digest import (
@@ -26,19 +27,13 @@ from causal_attn.package.digest import (
 from causal_attn.package.manifest import MANIFEST, SCHEMA_VERSION, read_manifest
 from causal_attn.package.read import SLOT, Package, check_certificate, read_package
 from causal_attn.package.replace import replacing_folder, require_replaceable
+from causal_attn.package.signature import SIGNATURE_SUFFIX
 
-__all__ = ["COMPANIONS", "VariantSource", "require_free", "write_package"]
+__all__ = ["VariantSource", "require_free", "write_package"]
 
 _MODEL, _CONTRACT, _CERTIFICATE = "model.onnx", "contract.json", "certificate.json"
 
-COMPANIONS = (
-    "config.json", "generation_config.json", "genai_config.json", "chat_template.jinja",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "tokenizer.model", "vocab.json", "merges.txt",
-)  # fmt: skip
-"""Files of the ecosystem that may lie beside a model: its configuration and its tokenizer."""
-
-_OWN = (_MODEL, _CONTRACT, _CERTIFICATE, *COMPANIONS)
+_OWN = (_MODEL, _CONTRACT, _CERTIFICATE, f"{_MODEL}{SIGNATURE_SUFFIX}", *COMPANIONS)
 
 # These become folder names on every system.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from causal_attn.export.target import Target
-from causal_attn.package.write import COMPANIONS
+from causal_attn.package.companions import COMPANIONS
 
 __all__ = ["companions"]
 
