@@ -94,6 +94,9 @@ class Cancellation:
     def _watch(self, options: RunOptions) -> None:
         with self._lock:
             self._running[id(options)] = options
+            # It may have been ended since its reason was looked at.
+            if self._reason:
+                options.terminate = True
         if self._deadline < math.inf:
             _clock().watch(self)
 
