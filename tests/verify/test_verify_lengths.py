@@ -82,3 +82,30 @@ def test_a_leak_at_one_length_fails(tmp_path: Path, open_at: int) -> None:
     assert found.certificate.verdict is Verdict.NOT_CAUSAL
     assert found.leak is not None
     assert found.leak.tokens == open_at
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_dim_whose_name_is_a_number_is_of_that_size(tmp_path: Path, masked: bool) -> None:
+    """torch writes the size of a decode stage as a name."""
+    path = tmp_path / "m.onnx"
+    hidden = "0, -inf, 0, 0" if masked else "0, 0, 0, 0"
+    parsed = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[batch, tokens, 4] x) => (float[batch, tokens, 4] y)
+        <float[2, 2] mask = {{{hidden}}}>
+        {{
+            turned = Transpose <perm = [0, 2, 1]> (x)
+            scores = MatMul (x, turned)
+            masked = Add (scores, mask)
+            weights = Softmax (masked)
+            y = MatMul (weights, x)
+        }}
+        """
+    )
+    for value in (*parsed.graph.input, *parsed.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "2"
+    onnx.save(parsed, path)
+    (found,) = verify(path, tokens_axis={"x": 1}).variants
+    assert found.certificate.passed is masked
+    assert found.visibility["y"].shape == (2, 2)

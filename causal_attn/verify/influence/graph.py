@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    numpy_helper,
+)
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.tensor import SMALLEST_OFFSET, Array, Tensor, compress, no_bits
@@ -131,12 +138,7 @@ def read_graph(proto: GraphProto, base_dir: Path | None) -> Graph:
         if kind.elem_type:
             dtypes[info.name] = numpy_dtype(kind.elem_type)
         if kind.HasField("shape"):
-            shapes[info.name] = tuple(
-                dim.dim_value
-                if dim.HasField("dim_value") and dim.dim_value >= 0
-                else dim.dim_param
-                for dim in kind.shape.dim
-            )
+            shapes[info.name] = tuple(_size(dim) for dim in kind.shape.dim)
     return Graph(
         name=proto.name,
         inputs=tuple(item.name for item in proto.input),
@@ -146,6 +148,13 @@ def read_graph(proto: GraphProto, base_dir: Path | None) -> Graph:
         shapes=shapes,
         dtypes=dtypes,
     )
+
+
+def _size(dim: TensorShapeProto.Dimension) -> int | str:
+    """A size, or the name of one; torch writes some sizes as names."""
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return dim.dim_value
+    return int(dim.dim_param) if dim.dim_param.isdigit() else dim.dim_param
 
 
 def read_nodes(nodes: Iterable[NodeProto], base_dir: Path | None) -> list[Node]:

@@ -363,10 +363,12 @@ def _watched(feeder: Feeder) -> dict[str, int]:
 
 
 def _dims(value: onnx.ValueInfoProto) -> Dims:
-    shape = value.type.tensor_type.shape
     return [
-        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
-        for dim in shape.dim
+        # torch writes some sizes as names.
+        int(dim.dim_param)
+        if dim.dim_param.isdigit()
+        else (dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None))
+        for dim in value.type.tensor_type.shape.dim
     ]
 
 

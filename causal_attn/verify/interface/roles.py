@@ -95,9 +95,6 @@ class Roles:
             return dim
         if dim is None:
             return fallback
-        if dim.isdigit():
-            # torch writes some sizes as names.
-            return int(dim)
         if dim in self.sizes:
             return self.sizes[dim]
         if dim in self.names:
