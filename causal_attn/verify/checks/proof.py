@@ -35,7 +35,13 @@ def check_proof(subject: Subject) -> Check:
     figures = {"lengths": list(proof.lengths), "notes": list(proof.notes)}
     if proof.conditions:
         figures["conditions"] = list(proof.conditions)
-    return Check(name=PROOF, passed=passed, detail=str(proof), figures=figures)
+    detail = str(proof)
+    if proof.length_at:
+        figures["length_at"] = list(proof.length_at)
+        first, more = proof.length_at[0], len(proof.length_at) - 1
+        others = f" and {more} more" if more else ""
+        detail += f"; values depend on the length of the input at {first}{others}"
+    return Check(name=PROOF, passed=passed, detail=detail, figures=figures)
 
 
 def check_batch_proof(subject: Subject) -> Check | None:

@@ -17,6 +17,7 @@
     calls       which lengths and pasts are examined
     feed        inputs of one call
     trace       the path of a leak
+    length      where the length of an input reaches values
     rows        which position a row of an output is of
     one_call    one call: masks read strictly, by the size of scores, leniently
     proof       all calls together, the verdict

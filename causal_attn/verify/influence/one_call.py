@@ -20,6 +20,7 @@ from causal_attn.verify.influence.bounds import EMPTY, Extent
 from causal_attn.verify.influence.carried import carried_inputs
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
+from causal_attn.verify.influence.length import LengthWatch
 from causal_attn.verify.influence.program import Program
 from causal_attn.verify.influence.registry import Mode
 from causal_attn.verify.influence.result import Leak, Proof
@@ -72,6 +73,7 @@ class Question:
         others: Outputs whose rows are not the tokens, or all of them where sequences are told
             apart; ``None``: how many rows there are is not known.
         carried: How large the past was found to be in the last call that measured it.
+        watch: Compares calls of different lengths.
     """
 
     program: Program
@@ -81,6 +83,7 @@ class Question:
     known: Mapping[str, Known]
     others: Mapping[str, Rows | None] = field(default_factory=dict)
     carried: dict[str, Extent] = field(default_factory=dict)
+    watch: LengthWatch | None = None
 
     def marks(self, tokens: int, past: int) -> int:
         """How many things are told apart in a call: positions, or the sequences of a batch."""
@@ -196,6 +199,8 @@ def _evaluate(
     )
     findings = _Findings(_frame(question, tokens, past, mode, extents or {}))
     frame = findings.frame
+    if question.watch is not None:
+        question.watch.see(frame, question.program.graph, past)
     for name, axis in question.outputs.items():
         _check_axis(name, frame.values[name], axis)
         _find(findings, question, name, tokens, past)

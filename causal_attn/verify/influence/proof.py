@@ -15,6 +15,7 @@ from causal_attn.errors import InputError
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.calls import Sizes, asked_calls, every_length, further_calls
 from causal_attn.verify.influence.claim import Claim
+from causal_attn.verify.influence.length import LengthWatch
 from causal_attn.verify.influence.one_call import (
     Question,
     examine,
@@ -48,7 +49,8 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         PackageError: The model cannot be read, or an output has no such axis.
     """
     question = ask(model, claim, base_dir)
-    question = replace(question, others=_others(question, claim))
+    watch = LengthWatch(min(claim.pasts))
+    question = replace(question, others=_others(question, claim), watch=watch)
     results, asked, left = _examine_all(question, claim)
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
     largest = results[asked - 1]
@@ -75,6 +77,7 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         score_bound=min(bounds, default=None),
         largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
         conditions=conditions,
+        length_at=tuple(watch.nodes),
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
 
@@ -141,7 +144,7 @@ def _conditions(question: Question, claim: Claim) -> tuple[str, ...]:
 
     def holds(names: Collection[str]) -> bool:
         known = {name: value for name, value in question.known.items() if name not in names}
-        freed = replace(question, known=known, carried={})
+        freed = replace(question, known=known, carried={}, watch=None)
         return all(examine(freed, *call, measured=False).verdict in _HOLDS for call in calls)
 
     if not claim.conditions or holds(claim.conditions):

@@ -79,6 +79,8 @@ class Proof:
             past is taken to be one that the graph itself wrote.
         conditions: The graph is causal while these hold of inputs whose values were fixed, such as
             ``token_type_ids are 0``; none where it is whatever they are.
+        length_at: Nodes in which numbers that differ with the length meet data, so that rows may
+            differ from those of a shorter input: no fault of causality.
         notes: Facts that are no faults, such as an output that never sees the past.
     """
 
@@ -91,6 +93,7 @@ class Proof:
     score_bound: float | None = None
     largest_score: float | None = None
     conditions: tuple[str, ...] = ()
+    length_at: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
