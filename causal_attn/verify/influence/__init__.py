@@ -8,7 +8,7 @@
     program     graph, functions and operator versions of a model
     registry    rules by operator, and what a rule is given
     elementwise, movement, shapes, indexing, scatter, reductions, softmax, products, quantize,
-    convolution, recurrent, attention, contrib_attention, control    the rules
+    convolution, recurrent, attention, contrib_attention, experts, control    the rules
     same        where two tensors hold one and the same element
     bounds      how large scores can be, with the weights
     carried     which outputs hand the past on
@@ -48,6 +48,7 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     control,
     convolution,
     elementwise,
+    experts,
     indexing,
     movement,
     products,
