@@ -42,11 +42,19 @@ _SUMS = {
 """Ops that sum, and where what they sum, or its two factors, is among the arguments."""
 
 
+_PICKS = (torch.ops.aten.embedding.default,)
+"""Ops that take a few values out of a table, which need not be widened whole."""
+
+_POOL = 1_048_573
+"""Draws for one tensor, a prime: what has more values than that meets them again and again."""
+
+
 class InFloat64(TorchDispatchMode):
-    """Ops that ask for a narrower float get float64.
+    """Ops that ask for a narrower float get float64, and narrower floats that go in are widened.
 
     Norms that go through float32 on purpose, and tensors made inside forward, would otherwise
-    leave float32 roundings in the oracle.
+    leave float32 roundings in the oracle. A module may keep its own weights: each is widened where
+    it is used, so that no second model is held.
     """
 
     def __init__(self) -> None:
@@ -76,7 +84,8 @@ class InFloat64(TorchDispatchMode):
             name: torch.float64 if name == "dtype" and value in _NARROW else value
             for name, value in (kwargs or {}).items()
         }
-        return func(*args, **kwargs)
+        result = func(*_widened(func, args), **_widened(func, kwargs))
+        return tree_map_only(Tensor, _wide, result) if func in _PICKS else result
 
 
 class RoundedAtRandom(InFloat64):
@@ -101,7 +110,7 @@ class RoundedAtRandom(InFloat64):
                 return by_reference(AttendCall.of(*args, **(kwargs or {}))).tensors()
         if func in _SUMS:
             args = tuple(
-                self._shaken(value) if place in _SUMS[func] else value
+                self._shaken(_wide(value)) if place in _SUMS[func] else value
                 for place, value in enumerate(args)
             )
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -126,11 +135,32 @@ class RoundedAtRandom(InFloat64):
         """
         if terms.dtype is not torch.float64:
             return terms
-        draws = torch.rand(terms.shape, generator=self._generator, dtype=torch.float64)
-        return terms * (1 + (2 * draws - 1) * 2.0 ** -_DIGITS[self._dtype])
+        half = 2.0 ** -_DIGITS[self._dtype]
+        shape = terms.shape if terms.numel() <= _POOL else (_POOL,)
+        draws = torch.rand(shape, generator=self._generator, dtype=torch.float64)
+        factors = 1 + (2 * draws - 1) * half
+        if terms.numel() <= _POOL:
+            return terms * factors
+        # Of as many draws as a large weight has values the drawing would take most of a run.
+        shaken = torch.empty_like(terms)
+        for piece in shaken.as_strided((shaken.numel(),), (1,)).split(_POOL):
+            piece.copy_(factors[: piece.numel()])
+        return shaken.mul_(terms)
 
     def _round_in_place(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self._round(tensor))
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.dtype in _NARROW else value
+
+
+def _widened(func: Any, arguments: Any) -> Any:
+    """`arguments` of `func`, with narrow floats as float64 where it computes with them."""
+    if func.is_view or func in _PICKS or func._schema.is_mutable:
+        # What is written to must stay the tensor that it is.
+        return arguments
+    return tree_map_only(Tensor, _wide, arguments)
 
 
 def round_at_random(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

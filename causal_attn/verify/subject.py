@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -102,16 +103,23 @@ class Subject:
             base_dir=self.variant.directory,
         )
 
-    def open(self, provider: Provider, *, tf32: bool = False) -> Session:
+    def open(
+        self,
+        provider: Provider,
+        *,
+        tf32: bool = False,
+        weights: Literal["copy", "map"] | None = None,
+    ) -> Session:
         """A session on `provider`; what it raises is what `open_variant` raises.
 
         Args:
             provider: Every node runs there.
             tf32: On CUDA, whether float32 products are rounded to 10 bits, which is ONNX
                 Runtime's default and which no budget for float32 allows.
+            weights: Of `open_variant`.
         """
         options = {"use_tf32": str(int(tf32))} if provider is Provider.CUDA else None
-        return open_variant(self.variant, provider, provider_options=options)
+        return open_variant(self.variant, provider, provider_options=options, weights=weights)
 
 
 def read_subject(variant: Variant) -> Subject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
 from causal_attn.export.capture.trace import refuse_narrowed_dims
 from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.form import Form
+from causal_attn.export.target import Target
 from causal_attn.export.torch_output import quiet
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.ordinary_ops import ORDINARY
 from causal_attn.export.write.rotary import expand_angles
-from causal_attn.export.write.tied_weights import store_once
+from causal_attn.export.write.weights import weights_aside
 from causal_attn.package.contract import TensorContract
 
 __all__ = ["Lowered", "lower", "save_model", "tensor_contracts"]
@@ -62,21 +63,26 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
     try:
         with quiet(log), torch.no_grad():
             own: dict[Any, Any] = {**ORDINARY, ATTEND: form.decompose, SDPA: lower_sdpa}
-            lowered = program.run_decompositions(own)
-            _refuse_mutation(lowered)
-            if not target.guarded:
-                # Decompositions branch too, and torch checks their guards against nothing.
-                refuse_narrowed_dims(lowered, target)
+            lowered = program
+            # torch.onnx decomposes a program itself, which for a large model takes its time.
+            if not _is_plain(program, own):
+                lowered = program.run_decompositions(own)
+                _refuse_mutation(lowered)
+                if not target.guarded:
+                    # Decompositions branch too, and torch checks their guards against nothing.
+                    refuse_narrowed_dims(lowered, target)
             onnx_program = torch.onnx.export(
                 lowered,
                 (),
                 dynamo=True,
                 opset_version=opset,
-                input_names=list(target.examples),
-                output_names=list(target.outputs),
-                optimize=True,
+                optimize=False,
                 verbose=False,
             )
+            if onnx_program is None:
+                raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
+            with weights_aside(onnx_program.model):
+                onnx_program.optimize()
     except CaptureError:
         raise
     # Any failure of the exporter, under any type, becomes ours with its report in the log.
@@ -90,12 +96,10 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
             f"`target` must use only ops that torch.onnx can write at opset {opset}, got "
             f"{what[:300]}; {log.pointer()}."
         ) from None
-    if onnx_program is None:
-        raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
     model: ir.Model = onnx_program.model
+    _name_tensors(model, target)
     onnxruntime = write_functions(model, form.functions)
     expand_angles(model)
-    store_once(model)
     _strip_metadata(model)
     _name_dims(model, captured)
     _drop_unused_results(model)
@@ -139,6 +143,17 @@ def _refuse_calls(program: ExportedProgram, form: Form) -> None:
             raise CaptureError(f"`form` must fit the attention of the target: {reason}")
 
 
+def _is_plain(program: ExportedProgram, own: Container[Any]) -> bool:
+    """Whether nothing in `program` is ours to lower, branches, or writes to a tensor."""
+    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    return not any(
+        target in (ATTEND, SDPA)
+        or isinstance(target, torch._ops.HigherOrderOperator)
+        or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+        for target in calls
+    )
+
+
 def _refuse_mutation(program: ExportedProgram) -> None:
     """Refuse a buffer written in forward: every run of the graph would start from the first value.
 
@@ -155,6 +170,16 @@ def _refuse_mutation(program: ExportedProgram) -> None:
             "ONNX graph keeps no state, so every run would start from the first value. Take the "
             "cache as an input and return the new one."
         )
+
+
+def _name_tensors(model: ir.Model, target: Target) -> None:
+    """Give inputs and outputs the target's names, which nodes do not have by then."""
+    for values, names in (
+        (model.graph.inputs, target.examples),
+        (model.graph.outputs, target.outputs),
+    ):
+        for value, name in zip(values, names, strict=True):
+            value.name = name
 
 
 def _strip_metadata(model: ir.Model) -> None:

@@ -65,3 +65,40 @@ def test_a_function_is_off_by_rounding_and_by_no_more(
     off = (samples[0] - exact).abs().max()
     assert plain / 5 < off < 5 * plain
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_module_keeps_its_weights_and_says_what_its_float64_copy_says() -> None:
+    torch.manual_seed(0)
+    # The table has more values than are drawn for one tensor, and is turned around.
+    table = nn.Embedding(70_000, 16)
+    module = nn.Sequential(table, nn.LayerNorm(16), nn.Linear(16, 16))
+    ids = torch.tensor([[3, 1, 69_999]])
+
+    def run(embedding: nn.Embedding, rest: nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            result: torch.Tensor = rest(embedding(ids)) @ embedding.weight.T
+            return result
+
+    with InFloat64():
+        found = run(table, module[1:])
+    copy = nn.Sequential(*module).double()
+    with InFloat64():
+        wanted = run(copy[0], copy[1:])  # type: ignore[arg-type]
+    assert found.dtype is torch.float64
+    assert torch.equal(found, wanted)
+
+
+def test_a_large_weight_is_rounded_as_a_small_one_is() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 64, generator=generator)
+    weight = torch.randn(20_000, 64, generator=generator)
+    assert weight.numel() > 1_048_573
+    exact = x.double() @ weight.double().T
+    with RoundedAtRandom(torch.float32, 0):
+        whole = x.double() @ weight.T
+    with RoundedAtRandom(torch.float32, 0):
+        part = x.double() @ weight[:100].T
+    typical, of_part = (
+        (run - exact[:, : run.shape[1]]).square().mean().sqrt() for run in (whole, part)
+    )
+    assert of_part / 1.5 < typical < of_part * 1.5
