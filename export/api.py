@@ -24,7 +24,7 @@ from causal_attn.export.dims import Dims, Limits
 from causal_attn.export.dtypes import float_dtype, parse_dtype
 from causal_attn.export.forms.table import choose_form
 from causal_attn.export.judges import judging_providers
-from causal_attn.export.target import Target, reference_target, user_target
+from causal_attn.export.target import LARGE_BYTES, Target, reference_target, user_target
 from causal_attn.export.torch_output import ExportLog
 from causal_attn.export.variants import Variants
 from causal_attn.machine.provider import Provider
@@ -34,7 +34,10 @@ from causal_attn.package.write import require_free
 from causal_attn.verify.checks.trial import require_lengths
 from causal_attn.verify.feeds.feeder import LENGTHS
 
-__all__ = ["export"]
+__all__ = ["FEW_LENGTHS", "export"]
+
+FEW_LENGTHS = (1, 2, 5, 13, 33)
+"""Tokens that a large model is checked at."""
 
 
 # The one call that users make: each keyword is an option of theirs, most are left out.
@@ -54,7 +57,7 @@ def export(
     check_on: Sequence[str | Provider] | None = None,
     name: str | None = None,
     last_logits: bool = False,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Package:
     """Write `target` as an ONNX Runtime model package that has passed every check.
@@ -93,7 +96,9 @@ def export(
         check_on: Providers to check on; default each variant's own, which must then be installed.
         name: Of the package; default the name of `target`.
         last_logits: Of a language model: whether only the last token's logits come out.
-        lengths: Tokens to check at; those outside the bounds of the tokens are left out.
+        lengths: Tokens to check at; those outside the bounds of the tokens are left out. Default
+            `LENGTHS`, to 257; for a model of more than 256 MiB `FEW_LENGTHS`, to 33, since its
+            float64 run takes minutes at others.
         on_step: Called with a few words before each step.
 
     Returns:
@@ -107,10 +112,12 @@ def export(
     """
     path = Path(path)
     require_free(path)
-    require_lengths(lengths)
+    require_lengths(FEW_LENGTHS if lengths is None else lengths)
     judges = judging_providers(providers, check_on)
     bound = _bind(target, example_inputs, dims, parse_dtype(dtype), return_weights, last_logits)
     attention_dtype = float_dtype(bound)
+    if lengths is None:
+        lengths = FEW_LENGTHS if bound.weight_bytes > LARGE_BYTES else LENGTHS
     if not measure_lengths or min(measure_lengths) < 1:
         raise UsageError(
             f"`measure_lengths` must be lengths >= 1, at least one, got {list(measure_lengths)}."

@@ -110,7 +110,7 @@ class RoundedAtRandom(InFloat64):
                 return by_reference(AttendCall.of(*args, **(kwargs or {}))).tensors()
         if func in _SUMS:
             args = tuple(
-                self._shaken(_wide(value)) if place in _SUMS[func] else value
+                self._shaken(value) if place in _SUMS[func] else value
                 for place, value in enumerate(args)
             )
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -133,7 +133,7 @@ class RoundedAtRandom(InFloat64):
 
         Products and partial sums inside an op are rounded too, and no op shows them.
         """
-        if terms.dtype is not torch.float64:
+        if not terms.is_floating_point():
             return terms
         half = 2.0 ** -_DIGITS[self._dtype]
         shape = terms.shape if terms.numel() <= _POOL else (_POOL,)
@@ -142,7 +142,7 @@ class RoundedAtRandom(InFloat64):
         if terms.numel() <= _POOL:
             return terms * factors
         # Of as many draws as a large weight has values the drawing would take most of a run.
-        shaken = torch.empty_like(terms)
+        shaken = torch.empty_like(terms, dtype=torch.float64)
         for piece in shaken.as_strided((shaken.numel(),), (1,)).split(_POOL):
             piece.copy_(factors[: piece.numel()])
         return shaken.mul_(terms)

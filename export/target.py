@@ -28,10 +28,14 @@ from causal_attn.export.user_module import (
 )
 
 __all__ = [
-    "Target", "evaluating", "reference_target", "resized", "run_once", "size_of", "user_target"
+    "LARGE_BYTES", "Target", "evaluating", "reference_target", "resized", "run_once", "size_of",
+    "user_target",
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+LARGE_BYTES = 256 * 2**20
+"""Weights above this are not copied where it can be helped."""
 
 # No two of these sizes are equal and none is 0 or 1, which torch.export takes for constants.
 _TRACED = {
@@ -78,6 +82,11 @@ class Target:
     guarded: bool = False
     reference: nn.Module | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What parameters and buffers take, each counted once."""
+        return sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
 
     def arguments(self, tensors: Mapping[str, T]) -> dict[str, T]:
         """`tensors` by the parameters of ``forward``: dots in names of inputs are underscores."""

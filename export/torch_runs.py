@@ -16,15 +16,11 @@ from torch.utils._pytree import tree_leaves
 from causal_attn.errors import InputError
 from causal_attn.export.arithmetic import InFloat64, RoundedAtRandom
 from causal_attn.export.eager import as_written
-from causal_attn.export.target import Target, evaluating
+from causal_attn.export.target import LARGE_BYTES, Target, evaluating
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick
 
 __all__ = ["yardstick"]
-
-
-_COPIED_BYTES = 256 * 2**20
-"""Weights up to this size are held in float64 too, twice as large."""
 
 
 def yardstick(target: Target) -> Yardstick:
@@ -33,9 +29,8 @@ def yardstick(target: Target) -> Yardstick:
     A run raises `InputError` where the target itself does.
     """
     module = target.module if target.reference is None else target.reference
-    held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     # The arithmetic widens what it uses. Code that compares dtypes itself gets a module of one.
-    wide = copy.deepcopy(module).double() if held <= _COPIED_BYTES else module
+    wide = copy.deepcopy(module).double() if target.weight_bytes <= LARGE_BYTES else module
     dtype = _float_dtype(target)
 
     def oracle(feeds: Feeds) -> dict[str, NDArray[Any]]:

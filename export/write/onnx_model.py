@@ -23,7 +23,7 @@ from causal_attn.export.capture.sdpa import SDPA, lower_sdpa
 from causal_attn.export.capture.trace import refuse_narrowed_dims
 from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.form import Form
-from causal_attn.export.target import Target
+from causal_attn.export.target import LARGE_BYTES, Target
 from causal_attn.export.torch_output import quiet
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.ordinary_ops import ORDINARY
@@ -32,9 +32,6 @@ from causal_attn.export.write.weights import weights_aside
 from causal_attn.package.contract import TensorContract
 
 __all__ = ["Lowered", "lower", "save_model", "tensor_contracts"]
-
-EXTERNAL_BYTES = 256 * 2**20
-"""Weights above this go to ``model.onnx.data``; protobuf itself ends at 2 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +104,13 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
 
 
 def save_model(model: ir.Model, path: Path) -> None:
-    """Write `model`, with large weights in ``<path>.data`` beside it."""
+    """Write `model`, with large weights in ``<path>.data`` beside it: protobuf ends at 2 GiB."""
     size = sum(
         value.const_value.nbytes
         for value in model.graph.initializers.values()
         if value.const_value is not None
     )
-    external = f"{path.name}.data" if size > EXTERNAL_BYTES else None
+    external = f"{path.name}.data" if size > LARGE_BYTES else None
     ir.save(model, path, external_data=external)
 
 
@@ -144,13 +141,21 @@ def _refuse_calls(program: ExportedProgram, form: Form) -> None:
 
 
 def _is_plain(program: ExportedProgram, own: Container[Any]) -> bool:
-    """Whether nothing in `program` is ours to lower, branches, or writes to a tensor."""
-    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    """Whether nothing in `program` is among our `own` to lower, or writes to a tensor."""
+    graphs = [
+        module.graph
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+    ]
+    targets = [
+        node.target for graph in graphs for node in graph.nodes if node.op == "call_function"
+    ]
     return not any(
-        target in (ATTEND, SDPA)
-        or isinstance(target, torch._ops.HigherOrderOperator)
+        target in own
         or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
-        for target in calls
+        for target in targets
+        # A constant made inside forward is detached in place, which changes no value.
+        if target is not torch.ops.aten.detach_.default
     )
 
 

@@ -226,7 +226,7 @@ def _stored(proto: TensorProto, base_dir: Path | None) -> Stored:
     sample = flat[::step]
     if not (_may_mask(sample) if floating else _may_index(sample)):
         return Stored(shape, dtype, None, read)
-    return Stored(shape, dtype, compress(np.array(flat).reshape(shape)), read)
+    return Stored(shape, dtype, compress(flat.reshape(shape)), read)
 
 
 def _external(proto: TensorProto, dtype: np.dtype[Any], base_dir: Path | None) -> Array:

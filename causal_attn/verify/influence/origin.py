@@ -183,6 +183,9 @@ def _whole(value: Value | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float
 
 
 def _sign(value: Value) -> int:
+    if isinstance(value, Tensor) and (value.low.flat[:64] < 0).any():
+        # Most weights, which are not copied to find out.
+        return ANY
     numbers = _whole(value) if isinstance(value, Tensor) else None
     if numbers is None or not numbers.size or not (numbers >= 0).all():
         return ANY
