@@ -151,8 +151,7 @@ def _is_plain(program: ExportedProgram, own: Container[Any]) -> bool:
         node.target for graph in graphs for node in graph.nodes if node.op == "call_function"
     ]
     return not any(
-        target in own
-        or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+        target in own or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
         for target in targets
         # A constant made inside forward is detached in place, which changes no value.
         if target is not torch.ops.aten.detach_.default
