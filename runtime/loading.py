@@ -237,6 +237,10 @@ def _hold_model(path: str | os.PathLike[str], weights: str | None) -> HeldModel:
     return held
 
 
+def _has_half(contract: Contract) -> bool:
+    return any(tensor.dtype == "float16" for tensor in (*contract.inputs, *contract.outputs))
+
+
 def _placed_engine(
     variant: Variant, held: HeldModel, asked: _Asked
 ) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
@@ -252,6 +256,7 @@ def _placed_engine(
         from_caller=asked.session_options,
         intra_op_threads=asked.intra_op_threads,
         strict=strict,
+        half=provider is Provider.CPU and _has_half(variant.contract),
     )
     try:
         engine = open_engine(
@@ -284,7 +289,11 @@ def _name_the_nodes(
     has them. That session is thrown away.
     """
     options = build_options(
-        from_package=variant.session_options, from_caller=None, intra_op_threads=None, strict=False
+        from_package=variant.session_options,
+        from_caller=None,
+        intra_op_threads=None,
+        strict=False,
+        half=False,
     )
     model = hand_over(held, options, shared=False)
     engine = open_engine(model, provider, options, provider_options, name=variant.model)

@@ -18,6 +18,10 @@ __all__ = ["STRICT_OPTION", "build_options", "check_provider_options"]
 
 STRICT_OPTION = "session.disable_cpu_ep_fallback"
 
+# ONNX Runtime 1.32.0 ends the process while it opens a model in which a transposed tensor meets
+# weights and a bias in float16, as in torch's MultiheadAttention: laying memory out for
+# convolutions, it reads what an earlier optimization has put together.
+_IN_HALF = {"optimization.disable_specified_optimizers": "NchwcTransformer"}
 _MOST_THREADS = 4096
 _FATAL = 4
 _UNSET = -1
@@ -29,6 +33,7 @@ def build_options(
     from_caller: Mapping[str, str] | SessionOptions | None,
     intra_op_threads: int | None,
     strict: bool,
+    half: bool,
 ) -> SessionOptions:
     """The options of one session.
 
@@ -38,6 +43,7 @@ def build_options(
         from_caller: See `causal_attn.runtime.load`.
         intra_op_threads: ``None`` leaves ONNX Runtime's choice, the physical cores.
         strict: ONNX Runtime itself refuses to leave a node to the CPU.
+        half: The model has float16 and runs on the CPU.
 
     Raises:
         UsageError: An argument of the caller is wrong, or contradicts what `load` must set.
@@ -57,6 +63,7 @@ def build_options(
         FORMAT_OPTION: "ONNX",
         RECORD_OPTION: "1",
         STRICT_OPTION: "1" if strict else "0",
+        **(_IN_HALF if half else {}),
     }
     for key, value in entries.items():
         _set(options, key, value)
