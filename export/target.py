@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,8 +16,8 @@ from causal_attn.attention.operator import attend
 from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import InputError, UsageError
 from causal_attn.export.dims import Dims, Limits, name_axes
-from causal_attn.export.eager import as_written
 from causal_attn.export.exported_program import open_program
+from causal_attn.export.one_run import run_once
 from causal_attn.export.user_module import (
     Constant,
     as_module,
@@ -27,10 +26,7 @@ from causal_attn.export.user_module import (
     with_flat_results,
 )
 
-__all__ = [
-    "LARGE_BYTES", "Target", "evaluating", "reference_target", "resized", "run_once", "size_of",
-    "user_target",
-]  # fmt: skip
+__all__ = ["LARGE_BYTES", "Target", "reference_target", "resized", "size_of", "user_target"]
 
 T = TypeVar("T")
 
@@ -41,6 +37,12 @@ LARGE_BYTES = 256 * 2**20
 _TRACED = {
     "batch": 2, "heads": 6, "kv_heads": 3, "tokens": 13, "features": 8, "past_tokens": 5,
     "capacity": 29,
+}  # fmt: skip
+
+
+# Not Module.to, which takes the imaginary part off complex tables of rotary embeddings.
+_CAST: Mapping[torch.dtype, Callable[[nn.Module], nn.Module]] = {
+    torch.float16: nn.Module.half, torch.float32: nn.Module.float, torch.float64: nn.Module.double
 }  # fmt: skip
 
 
@@ -218,8 +220,8 @@ def user_target(
     module = with_constants(module, constants)
     _refuse_aliases(examples)
     if dtype is not None:
-        # A copy: Module.to changes the caller's module in place, for good.
-        module = copy.deepcopy(module).to(dtype)
+        # A copy: it changes the caller's module in place, for good.
+        module = _CAST[dtype](copy.deepcopy(module))
         examples = {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for name, tensor in examples.items()
@@ -244,18 +246,6 @@ def user_target(
         suggested=axes.suggested,
         constants=constants,
     )
-
-
-@contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """`module` in eval mode inside the block; every submodule's own mode comes back after it."""
-    modes = [(child, child.training) for child in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for child, training in modes:
-            child.training = training
 
 
 def _bind(
@@ -351,23 +341,3 @@ def resized(target: Target, dim: str, size: int) -> dict[str, Tensor]:
                 places = torch.arange(size) % examples[name].shape[axis]
                 examples[name] = examples[name].index_select(axis, places)
     return examples
-
-
-def run_once(module: nn.Module, examples: Mapping[str, Tensor]) -> Any:
-    """What `module` returns for `examples`, in eval mode; its buffers are as they were after it.
-
-    Raises:
-        InputError: It raises.
-    """
-    held = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        with evaluating(module), torch.no_grad(), as_written():
-            return module(**examples)
-    # The caller's code: whatever it raises is an answer about the examples.
-    except Exception as error:
-        raise InputError(
-            f"`example_inputs` must run through the target, got {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for buffer, value in held:
-            buffer.copy_(value)

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from causal_attn.errors import InputError
 from causal_attn.export.arithmetic import InFloat64, RoundedAtRandom
 from causal_attn.export.eager import as_written
-from causal_attn.export.target import LARGE_BYTES, Target, evaluating
+from causal_attn.export.one_run import evaluating
+from causal_attn.export.target import LARGE_BYTES, Target
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick
 
@@ -37,14 +40,29 @@ def yardstick(target: Target) -> Yardstick:
         return _run(target, wide, feeds, InFloat64)
 
     def rounded(feeds: Feeds, seed: int) -> dict[str, NDArray[Any]]:
-        # Fused attention would round its result alone and none of the scores.
-        with sdpa_kernel(SDPBackend.MATH):
+        with _WrittenOut():
             return _run(target, wide, feeds, lambda: RoundedAtRandom(dtype, seed))
 
     def baseline(feeds: Feeds) -> dict[str, NDArray[Any]]:
         return _run(target, module, feeds, contextlib.nullcontext)
 
     return Yardstick(oracle=oracle, baseline=baseline, rounded=rounded)
+
+
+class _WrittenOut(TorchFunctionMode):
+    """torch's fused attention as products and a softmax, laid out in memory as the fused one is.
+
+    A fused kernel would have its result rounded alone and none of the scores. Code that views the
+    result without a copy counts on the fused kernel's strides.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            result = func(*args, **kwargs)
+        return torch.empty_like(func(*args, **kwargs)).copy_(result)
 
 
 def _float_dtype(target: Target) -> torch.dtype:

@@ -61,9 +61,7 @@ def with_constants(module: nn.Module, constants: Mapping[str, Constant]) -> nn.M
         return module
     signature = inspect.signature(module.forward)
     kept = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in signature.parameters.values()
-        if parameter.name not in constants
+        parameter for parameter in signature.parameters.values() if parameter.name not in constants
     ]
     bound: nn.Module = with_parameters(_Bound, kept)(module, constants)
     return bound
@@ -151,12 +149,18 @@ def with_parameters(kind: Any, parameters: list[inspect.Parameter]) -> Any:
     """A subclass of `kind` whose ``forward`` has `parameters`: torch.export reads names off it.
 
     A subclass, not a function on the instance: a copy of the module would call the original.
+    ``*args`` and ``**kwargs`` of the module's own are left out: nothing was given for them.
     """
 
     def forward(self: Any, **tensors: Tensor) -> Any:
         return self.call(tensors)
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters
+        if parameter.kind not in rest
+    ]
     forward.__signature__ = inspect.Signature([own, *named])  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"forward": forward})

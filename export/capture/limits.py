@@ -22,7 +22,8 @@ from torch.fx import Node
 from causal_attn.errors import InputError
 from causal_attn.export.capture.of_sizes import OfSizes
 from causal_attn.export.dims import Limits, bounded
-from causal_attn.export.target import Target, resized, run_once, size_of
+from causal_attn.export.one_run import run_once
+from causal_attn.export.target import Target, resized, size_of
 
 __all__ = ["advised_dims", "table_end", "with_limits"]
 

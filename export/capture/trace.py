@@ -20,10 +20,12 @@ from causal_attn.errors import CaptureError
 from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
+from causal_attn.export.capture.regions import inline_regions
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.dims import Limits, bounded
 from causal_attn.export.eager import as_written
-from causal_attn.export.target import Target, evaluating
+from causal_attn.export.one_run import evaluating
+from causal_attn.export.target import Target
 from causal_attn.export.torch_output import ExportLog, quiet
 
 __all__ = ["Traced", "capture", "input_values", "refuse_narrowed_dims"]
@@ -55,6 +57,7 @@ def capture(target: Target, log: ExportLog) -> Traced:
         InputError: An attention in the target has arguments that ONNX reads differently.
     """
     program, target = _trace(target, log)
+    inline_regions(program)
     _refuse_random(program)
     if not target.guarded:
         target = _within_tables(program, target)

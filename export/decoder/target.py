@@ -14,7 +14,8 @@ from causal_attn.errors import CaptureError
 from causal_attn.export.decoder.cache import present
 from causal_attn.export.decoder.companions import companions
 from causal_attn.export.decoder.module import Decoder, OwnDecoder, cache_names, decoder_module
-from causal_attn.export.target import Target, evaluating
+from causal_attn.export.one_run import evaluating
+from causal_attn.export.target import Target
 
 __all__ = ["decoder_target"]
 

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from causal_attn.errors import CaptureError, InputError, UsageError
 from causal_attn.export import export
+from causal_attn.export.capture.captured import Captured
+from causal_attn.export.target import user_target
+from causal_attn.export.torch_output import ExportLog
 from causal_attn.runtime import load
 
 LENGTHS = (1, 2, 13, 33)
@@ -239,3 +242,136 @@ def test_tensors_on_another_device_are_refused_before_anything_runs(
             dims={"input": {1: "tokens"}},
             lengths=(2,),
         )
+
+
+class Forwarding(nn.Module):
+    """Options of its own besides the tensors, and room for any others, as libraries have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor, scale: float = 1.0, *rest: Tensor, **options: bool) -> Tensor:
+        q, k, v = (self.qkv(x) * scale).chunk(3, dim=-1)
+        if options.get("reversed"):
+            q, k = k, q
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_room_for_other_arguments_is_left_empty(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Forwarding()
+    package = export(
+        module, tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, lengths=LENGTHS
+    )
+    assert package.variants[0].contract.arguments == {"scale": 1.0}
+    x = example(3, 21, 16)
+    with load(package.root) as session, torch.no_grad():
+        np.testing.assert_allclose(session(x.numpy())[0], module(x).numpy(), atol=1e-5)
+
+
+class Remembering(nn.Module):
+    """Keeps the mask of the last call, in attributes of all kinds, for calls of that length."""
+
+    table: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.masks: dict[int, Tensor] = {}
+        self.lengths: list[int] = []
+        self.register_buffer("table", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        tokens = x.shape[1]
+        if not torch.compiler.is_exporting():
+            mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+            self.masks[tokens], self.table, self.last = mask, mask, tokens
+            self.lengths.append(tokens)
+        if self.table is not None and self.table.shape[0] == tokens:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=self.table)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_what_the_first_run_leaves_is_no_constant_of_the_trace(tmp_path: Path) -> None:
+    module = Remembering()
+    target = user_target(module, (example(2, 9, 16),), DIMS, dtype=None)
+    assert module.table is None
+    assert (module.masks, module.lengths) == ({}, [])
+    assert not hasattr(module, "last")
+    captured = Captured.of(target, torch.float32, ExportLog())
+    assert captured.calls == {"attend": 1, "kept": {}}
+
+
+def test_a_view_that_counts_on_the_layout_of_fused_attention(tmp_path: Path) -> None:
+    """torch's own tutorial has it: no copy before the view."""
+
+    class Viewing(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            result: Tensor = self.out(y.transpose(1, 2).view(*x.shape))
+            return result
+
+    export(
+        Viewing(), tmp_path / "p", example_inputs=(example(2, 9, 16),), dims=DIMS, lengths=LENGTHS
+    )
+
+
+class Turning(nn.Module):
+    """Rotary embeddings as a product with a complex table."""
+
+    angles: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(64), 10.0 ** -torch.arange(4))
+        self.register_buffer("angles", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (self.turned(part) for part in (q, k))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def turned(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * self.angles[: x.shape[-2]]).flatten(-2).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_complex_table_keeps_its_imaginary_part(tmp_path: Path, dtype: str) -> None:
+    q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
+    package = export(
+        Turning(), tmp_path / "p", example_inputs=(q, k, v), dtype=dtype, lengths=LENGTHS
+    )
+    inputs = [tensor.to(getattr(torch, dtype)) for tensor in (q, k, v)]
+    with load(package.root, provider="cpu") as session:
+        (result,) = session(*(tensor.numpy() for tensor in inputs))
+    right = Turning()(*inputs)
+    np.testing.assert_allclose(result, right.numpy(), atol=1e-5 if dtype == "float32" else 2e-2)
+
+
+def test_tokens_first_in_half_precision(tmp_path: Path) -> None:
+    """ONNX Runtime 1.32.0 by itself ends the process as it opens this graph."""
+
+    class TokensFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[0])
+            result: Tensor = self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+            return result
+
+    dims = {"x": ("tokens", "batch", None)}
+    package = export(
+        TokensFirst(),
+        tmp_path / "p",
+        example_inputs=(example(9, 2, 16),),
+        dims=dims,
+        dtype="float16",
+        lengths=LENGTHS,
+    )
+    with load(package.root, provider="cpu") as session:
+        assert session(example(5, 3, 16).half().numpy())[0].shape == (5, 3, 16)
