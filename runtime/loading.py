@@ -28,6 +28,7 @@ from causal_attn.runtime.session import Session
 
 if TYPE_CHECKING:
     from causal_attn.package import Variant
+    from causal_attn.package.contract import Contract
     from causal_attn.package.hold import HeldModel
     from causal_attn.runtime.observed import Call
 
