@@ -18,6 +18,7 @@
     feed        inputs of one call
     trace       the path of a leak
     length      where the length of an input reaches values
+    reordered   rows that data moves and moves back
     rows        which position a row of an output is of
     one_call    one call: masks read strictly, by the size of scores, leniently
     proof       all calls together, the verdict
@@ -28,8 +29,8 @@ is asked for, about one row of a batch unless ``dims`` says more, and about the 
 Runtime 1.32.0 where operators of ``com.microsoft`` or ``Attention`` below opset 25 leave a choice.
 It follows sets of positions, not values: two paths that cancel still count as a path. Operators
 without a rule make the verdict ``undecided`` where it depends on them: among others Resize, DFT,
-GridSample, NonZero and Unique of data, the packed, paged, sparse and quantized attention of
-``com.microsoft``, and every domain it does not know.
+GridSample, Unique of data, NonZero of data whose rows do not return, the packed, paged, sparse and
+quantized attention of ``com.microsoft``, and every domain it does not know.
 
 Everything below `proof` is pure: no rule keeps state, and what is seen on the way is kept in the
 `Mode` of one evaluation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
 from causal_attn.verify.influence.program import Function, Program
 from causal_attn.verify.influence.registry import FOLDED, RULES, Call, DataDependent, Mode
+from causal_attn.verify.influence.reordered import move, ordered_by
 from causal_attn.verify.influence.same import same_elements
 from causal_attn.verify.influence.tensor import (
     SMALLEST_OFFSET,
     Array,
+    Reordered,
     Sequenced,
     Tensor,
     Unshaped,
@@ -179,6 +182,8 @@ class Frame:
     def _extents_of(
         self, node: Node, inputs: Sequence[Value | None], outputs: Sequence[Value]
     ) -> list[Extent]:
+        if any(isinstance(value, Reordered) for value in (*inputs, *outputs)):
+            return [UNBOUNDED] * len(outputs)
         stored = node.attributes.get("value")
         if node.op == "Constant" and isinstance(stored, Stored):
             return [self._stored_extent(stored, outputs[0])]
@@ -264,6 +269,10 @@ class Frame:
 
     def _ruled(self, call: Call, graph: Graph | None) -> Sequence[Value]:
         node = call.node
+        if any(isinstance(item, Reordered) for item in call.inputs):
+            return self._in_order_of_data(call, graph)
+        if (by_data := ordered_by(call)) is not None:
+            return by_data
         key = (node.domain, node.op)
         rule = RULES.get(key)
         made = rule is None and any(any(origin.reach) for origin in call.origins)
@@ -280,6 +289,19 @@ class Frame:
             if definition is not None:
                 return self._call(definition, node, call.inputs, call.attributes)
         return self._joined(call, f"{node}: no rule for this operator", graph)
+
+    def _in_order_of_data(self, call: Call, graph: Graph | None) -> Sequence[Value]:
+        """Outputs of a node that reads rows which data moved; see `Reordered`."""
+        moved = move(call, lambda unmoved: self._ruled(unmoved, graph))
+        if moved is not None:
+            return moved
+        loose: list[Value | None] = [
+            item.loose() if isinstance(item, Reordered) else item for item in call.inputs
+        ]
+        call = replace(call, inputs=loose)
+        if any(isinstance(item, Unshaped) for item in loose):
+            return self._joined(call, f"{call.node}: rows that data picks", graph)
+        return self._ruled(call, graph)
 
     def _ordered(self, call: Call, value: Value) -> Value:
         """What an operator that compares elements says where one may be NaN under its zero."""

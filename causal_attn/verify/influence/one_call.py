@@ -25,7 +25,7 @@ from causal_attn.verify.influence.program import Program
 from causal_attn.verify.influence.registry import Mode
 from causal_attn.verify.influence.result import Leak, Proof
 from causal_attn.verify.influence.rows import Rows
-from causal_attn.verify.influence.tensor import Sequenced, Tensor, Value, join_words
+from causal_attn.verify.influence.tensor import Reordered, Sequenced, Tensor, Value, join_words
 from causal_attn.verify.influence.trace import trace
 
 __all__ = ["Question", "examine", "output_values", "row_positions"]
@@ -225,12 +225,17 @@ def _frame(
 def output_values(question: Question, tokens: int, past: int) -> dict[str, Value]:
     """Every output of one call, masks read strictly."""
     frame = _frame(question, tokens, past, Mode(positions=question.marks(tokens, past)), {})
-    return {name: frame.values[name] for name in question.program.graph.outputs}
+    values = {name: frame.values[name] for name in question.program.graph.outputs}
+    return {
+        name: value.loose() if isinstance(value, Reordered) else value
+        for name, value in values.items()
+    }
 
 
 def _find(findings: _Findings, question: Question, name: str, tokens: int, past: int) -> None:
     """Add what reaches the rows of one output."""
     mode, value = findings.frame.mode, findings.frame.values[name]
+    value = value.loose() if isinstance(value, Reordered) else value
     matrix = _matrix(value, question.axis(name), tokens, 64 * mode.words)
     count = matrix.shape[0]
     findings.matrices[name] = seen = matrix[:, : mode.positions]

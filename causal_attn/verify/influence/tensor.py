@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 __all__ = [
     "SMALLEST_OFFSET",
     "Array",
+    "Reordered",
     "Sequenced",
     "Tensor",
     "Unshaped",
@@ -128,7 +129,41 @@ class Sequenced:
     items: tuple[Tensor, ...]
 
 
-Value = Tensor | Unshaped | Sequenced
+@dataclass(frozen=True, slots=True, eq=False)
+class Reordered:
+    """A tensor whose elements along an axis data put into another order, or picked from.
+
+    Experts take their tokens so: sorted by expert, or those that a mask picks. It is kept as
+    though no element had been moved: what each is does not depend on where it was moved to.
+
+    Attributes:
+        tensor: All elements in the order that they come from.
+        axis: The axis along which they were moved.
+        source: An object for each order that data decided; the same object, the same order.
+        order: Every position that the order is computed from.
+        picked: Planes of `tensor`'s rank 1, what decides whether each element is there at all;
+            ``None``: all are, so that their number is known.
+        places: `tensor` says, for each element before it was moved, where it is now.
+    """
+
+    tensor: Tensor
+    axis: int
+    source: object
+    order: Words
+    picked: tuple[Array, ...] | None = None
+    places: bool = False
+
+    def loose(self) -> Tensor | Unshaped:
+        """The same where nothing is known of the order: any element may be at any place."""
+        words = join_words(self)
+        if self.picked is not None:
+            return Unshaped(words)
+        joined = reduce_bits(self.tensor, [self.axis])
+        bits = [plane | np.uint64(word) for plane, word in zip(joined, self.order, strict=True)]
+        return unknown(self.tensor.shape, self.tensor.dtype, bits)
+
+
+Value = Tensor | Unshaped | Sequenced | Reordered
 
 
 def lift(plane: Array, rank: int) -> Array:
@@ -245,6 +280,10 @@ def join_words(value: Value) -> Words:
     """Every position that can reach any element."""
     if isinstance(value, Unshaped):
         return value.words
+    if isinstance(value, Reordered):
+        # What picks elements is a part of what orders them.
+        own = join_words(value.tensor)
+        return tuple(a | b for a, b in zip(own, value.order, strict=True))
     if isinstance(value, Sequenced):
         words: Words = ()
         for item in value.items:
