@@ -22,6 +22,7 @@ from causal_attn.cli.generate import generate
 from causal_attn.cli.inspect import inspect
 from causal_attn.cli.option_group import one_option_each
 from causal_attn.cli.run import run
+from causal_attn.cli.serve import serve
 from causal_attn.cli.sign import sign
 from causal_attn.cli.verify import verify
 from causal_attn.errors import CausalAttnError, MissingDependencyError
@@ -39,6 +40,9 @@ _EXTRA = {
     "onnxruntime": "cpu",
     "cryptography": "sign",
     "tokenizers": "text",
+    "kserve": "serve",
+    "uvicorn": "serve",
+    "grpc": "serve",
 }
 """Module to the extra that brings it."""
 
@@ -100,6 +104,7 @@ for _command, _example in (
     (sign, "demo/causal_attention --key key.pem"),
     (run, "demo/causal_attention inputs.npz -o outputs.npz"),
     (generate, "model -p 'The capital of France is'"),
+    (serve, "demo/causal_attention llama=model --port 8080"),
     (bench, "--tokens 16,128,1024 --form attention --json"),
     (doctor, ""),
 ):

@@ -1,0 +1,154 @@
+"""The protocol over gRPC: the SDK's service with our reading of tensors, behind the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from causal_attn.serve.failures import RequestError, failure_of
+from causal_attn.serve.gate import Gate
+from causal_attn.serve.plane import Plane
+from causal_attn.serve.sdk import (
+    InferenceServicer,
+    InferRequest,
+    ModelRepositoryExtension,
+    RequestedOutput,
+    add_servicer,
+)
+from causal_attn.serve.settings import Address, Limits
+from causal_attn.serve.tensors import input_of
+
+__all__ = ["grpc_server"]
+
+_HEALTH = (
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+)
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+"""Datatype to the field with its numbers; float16 comes as bytes alone."""
+
+
+def grpc_server(
+    plane: Plane, gate: Gate, address: Address, limits: Limits
+) -> tuple[aio.Server, int]:
+    """A server that was not started, and the port that it listens on.
+
+    Raises:
+        OSError: The address is taken, or not of this machine.
+    """
+    server = aio.server(
+        interceptors=(_Gated(gate, limits),),
+        options=(
+            ("grpc.max_receive_message_length", limits.max_request_bytes),
+            ("grpc.max_send_message_length", -1),
+            # Two servers that share a port would each get half of the requests.
+            ("grpc.so_reuseport", 0),
+        ),
+    )
+    add_servicer(_Service(plane), server)
+    try:
+        return server, server.add_insecure_port(f"{address.host}:{address.grpc_port}")
+    except RuntimeError:
+        raise OSError(f"{address.host}:{address.grpc_port} must be free to listen on") from None
+
+
+class _Service(InferenceServicer):
+    def __init__(self, plane: Plane) -> None:
+        super().__init__(plane, ModelRepositoryExtension(plane.model_registry))
+        self._plane = plane
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        answer, _ = await self._plane.infer(request.model_name, _read(request))
+        return answer.to_grpc()
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> NoReturn:
+        raise RequestError("Models are loaded when the server starts, and not by requests.")
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> NoReturn:
+        raise RequestError("Models are unloaded when the server ends, and not by requests.")
+
+
+def _read(request: Any) -> InferRequest:
+    raws = request.raw_input_contents
+    if raws and len(raws) != len(request.inputs):
+        raise RequestError(
+            f"`raw_input_contents` must have one entry for each of the {len(request.inputs)} "
+            f"inputs, got {len(raws)}."
+        )
+    inputs = []
+    for index, tensor in enumerate(request.inputs):
+        where = f"inputs[{index}]"
+        raw: bytes | None = raws[index] if raws else None
+        values: list[Any] | None = None
+        if raw is None:
+            field = _CONTENTS.get(tensor.datatype)
+            if field is None:
+                raise RequestError(f"`{where}` must come in `raw_input_contents`.")
+            values = list(getattr(tensor.contents, field))
+        elif tensor.HasField("contents"):
+            raise RequestError(f"`{where}` must have contents or raw contents, got both.")
+        inputs.append(
+            input_of(where, tensor.name, tensor.datatype, list(tensor.shape), raw, values)
+        )
+    outputs = [RequestedOutput(output.name) for output in request.outputs]
+    asked = InferRequest(
+        request.model_name, inputs, request.id, from_grpc=True, request_outputs=outputs or None
+    )
+    # Bytes are answered by bytes.
+    asked._use_raw_outputs = bool(raws)
+    return asked
+
+
+class _Gated(aio.ServerInterceptor):
+    """Every call passes the gate, is ended in time, and fails with a code and a sentence."""
+
+    def __init__(self, gate: Gate, limits: Limits) -> None:
+        self._gate, self._limits = gate, limits
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.unary_unary is None or details.method in _HEALTH:
+            return handler
+
+        async def answer(request: Any, context: Any) -> Any:
+            headers = dict(context.invocation_metadata())
+            with self._gate.pass_through("grpc", details.method, headers) as passage:
+                await context.send_initial_metadata((("x-request-id", passage.identity),))
+                try:
+                    self._gate.check(headers)
+                    if request is None:
+                        raise RequestError("The message must be protobuf of this method.")
+                    return await handler.unary_unary(request, context)
+                # As in HTTP: a sentence to the client, the rest to the log.
+                except Exception as error:  # noqa: BLE001
+                    passage.failed(error)
+                    failure = failure_of(error)
+            await context.abort(failure.code, failure.message)
+
+        def read(content: bytes) -> Any:
+            try:
+                return handler.request_deserializer(content)
+            except DecodeError:
+                return None
+
+        return grpc.unary_unary_rpc_method_handler(answer, read, handler.response_serializer)

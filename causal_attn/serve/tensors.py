@@ -1,0 +1,216 @@
+"""Tensors of the Open Inference Protocol v2: JSON, bytes and protobuf messages to arrays.
+
+https://github.com/kserve/open-inference-protocol. The KServe SDK reads them too, but it casts (1.5
+is an integer 1 to it), turns binary tensors into Python lists, and stumbles over fields that are
+not there. Here a tensor is what it says, or an error that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from causal_attn.json_text import shown
+from causal_attn.serve.failures import RequestError
+from causal_attn.serve.sdk import InferInput, InferRequest, RequestedOutput
+
+__all__ = ["DATATYPES", "array_of", "input_of", "read_rest"]
+
+DATATYPES = {
+    "BOOL": "bool",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+"""The protocol's names to numpy's."""
+
+MAX_RANK = 32
+"""Of a tensor; numpy's own limit is 64."""
+
+MAX_TENSORS = 4096
+"""Of a request; a large language model's cache has a few hundred."""
+
+
+def read_rest(body: bytes, json_bytes: int | None, model: str) -> InferRequest:
+    """The request in an HTTP body: JSON, with binary tensors behind it.
+
+    Args:
+        body: The whole of it.
+        json_bytes: How much of it is JSON; ``None``: all.
+        model: The model's name.
+
+    Raises:
+        RequestError: It is not what the protocol says.
+    """
+    if json_bytes is not None and json_bytes > len(body):
+        raise RequestError(
+            f"`Inference-Header-Content-Length` must be at most {len(body)}, got {json_bytes}."
+        )
+    head = body if json_bytes is None else body[:json_bytes]
+    try:
+        values = orjson.loads(head)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The body must be JSON, got: {error}.") from None
+    if not isinstance(values, dict):
+        raise RequestError(f"The body must be a JSON object, got {shown(values)}.")
+    rest = memoryview(body)[len(head) :]
+    inputs = []
+    for index, value in enumerate(_objects("inputs", values.get("inputs"))):
+        where = f"inputs[{index}]"
+        size = _parameters(where, value).get("binary_data_size")
+        if size is None:
+            inputs.append(_of_json(where, value))
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise RequestError(
+                f"`{where}.parameters.binary_data_size` must be at most the {len(rest)} bytes "
+                f"that are left, got {shown(size)}."
+            )
+        inputs.append(_of_bytes(where, value, bytes(rest[:size])))
+        rest = rest[size:]
+    if len(rest):
+        raise RequestError(f"The body must end with its last tensor, got {len(rest)} bytes more.")
+    parameters = _parameters("request", values)
+    binary = parameters.get("binary_data_output", False) is True
+    outputs = [
+        RequestedOutput(
+            _name(f"outputs[{index}]", value),
+            {"binary_data": binary, **_parameters(f"outputs[{index}]", value)},
+        )
+        for index, value in enumerate(_objects("outputs", values.get("outputs", [])))
+    ]
+    identity = values.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise RequestError(f"`id` must be a string, got {shown(identity)}.")
+    return InferRequest(
+        model, inputs, identity, parameters=parameters, request_outputs=outputs or None
+    )
+
+
+def input_of(
+    where: str, name: str, datatype: Any, shape: Any, raw: bytes | None, values: Any = None
+) -> InferInput:
+    """One tensor that holds what it says.
+
+    Args:
+        where: What messages call it.
+        name: Of the model's input.
+        datatype: One of `DATATYPES`.
+        shape: A list of sizes.
+        raw: Its bytes, in C order, little-endian; ``None``: `values` are its numbers.
+        values: A list, of numbers or of lists of them.
+
+    Raises:
+        RequestError: It does not.
+    """
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise RequestError(
+            f"`{where}.datatype` must be one of {list(DATATYPES)}, got {shown(datatype)}."
+        )
+    if (
+        not isinstance(shape, Sequence)
+        or isinstance(shape, str)
+        or len(shape) > MAX_RANK
+        or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+    ):
+        raise RequestError(f"`{where}.shape` must be a list of sizes >= 0, got {shown(shape)}.")
+    dtype = np.dtype(DATATYPES[datatype])
+    elements = math.prod(shape)
+    if raw is None:
+        raw = _numbers(where, dtype, values, elements).tobytes()
+    if len(raw) != elements * dtype.itemsize:
+        raise RequestError(
+            f"`{where}` must have {elements * dtype.itemsize} bytes for {datatype} of shape "
+            f"{list(shape)}, got {len(raw)}."
+        )
+    tensor = InferInput(name, list(shape), datatype)
+    tensor._raw_data = raw
+    return tensor
+
+
+def array_of(tensor: InferInput) -> NDArray[Any]:
+    """The array of a tensor that `input_of` made; it may not be written to."""
+    array: NDArray[Any] = tensor.as_numpy()
+    return array
+
+
+def _of_json(where: str, value: Mapping[str, Any]) -> InferInput:
+    if "data" not in value:
+        raise RequestError(
+            f"`{where}` must have `data`, or `binary_data_size` in its parameters, got neither."
+        )
+    datatype, shape = value.get("datatype"), value.get("shape")
+    return input_of(where, _name(where, value), datatype, shape, None, value["data"])
+
+
+def _of_bytes(where: str, value: Mapping[str, Any], raw: bytes) -> InferInput:
+    if "data" in value:
+        raise RequestError(f"`{where}` must have `data` or `binary_data_size`, got both.")
+    return input_of(where, _name(where, value), value.get("datatype"), value.get("shape"), raw)
+
+
+def _numbers(where: str, dtype: np.dtype[Any], values: Any, elements: int) -> NDArray[Any]:
+    """`values` as an array of `dtype`, if each is a number that it can be."""
+    try:
+        array = np.array(values if isinstance(values, list) else None)
+    # Lists of unequal lengths, or deeper than numpy goes.
+    except ValueError:
+        array = np.array(None)
+    if array.size == 0 and elements == 0 and isinstance(values, list):
+        return np.empty(0, dtype)
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
+    if array.dtype.kind not in kinds:
+        raise RequestError(f"`{where}.data` must be a list for {dtype}, got {shown(values)}.")
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
+            raise RequestError(
+                f"`{where}.data` must be from {info.min} to {info.max} for {dtype}, got "
+                f"{shown(values)}."
+            )
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(cast).all():
+        raise RequestError(f"`{where}.data` must be finite in {dtype}, got a number that is not.")
+    return cast
+
+
+def _objects(where: str, values: Any) -> list[Mapping[str, Any]]:
+    if (
+        not isinstance(values, list)
+        or len(values) > MAX_TENSORS
+        or not all(isinstance(value, dict) for value in values)
+    ):
+        raise RequestError(
+            f"`{where}` must be a list of at most {MAX_TENSORS} objects, got {shown(values)}."
+        )
+    return values
+
+
+def _name(where: str, value: Mapping[str, Any]) -> str:
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"`{where}.name` must be the name of a tensor, got {shown(name)}.")
+    return name
+
+
+def _parameters(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = value.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise RequestError(f"`{where}.parameters` must be an object, got {shown(parameters)}.")
+    return parameters
