@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test models pictures measure clean
+.PHONY: demo demo-serve test models pictures measure clean
 
 demo: $(SETUP)
 	@$(BIN)/causal-attn demo --out demo
+
+demo-serve: $(SETUP)
+	@$(BIN)/python scripts/demo_serve
 
 test: $(SETUP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"verify.influence", "verify.interface", "verify.oracle", "verify.page"}
     | {"verify.read_model", "verify.subject"},
     "verify.page": BASE | {"machine", "package", "picture", "verify", "verify.influence"},
+    "serve": BASE | {"machine", "package", "runtime", "verify.feeds"},
     "timing": BASE | {"machine", "runtime", "verify.feeds"},
     "export": BASE
     | {"attention", "machine", "package", "runtime", "timing", "verify", "verify.checks"}

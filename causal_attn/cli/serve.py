@@ -58,8 +58,8 @@ def serve(
     limits: LimitFlags,
 ) -> None:
     """Serve packages over HTTP and gRPC: Open Inference Protocol v2, and OpenAI's for text."""
-    from causal_attn.serve import Address, Limits, load_models, named_paths
-    from causal_attn.serve import serve as run
+    from causal_attn.serve.named_paths import named_paths
+    from causal_attn.serve.settings import Address, Limits
 
     paths = named_paths(packages)
     for path in paths.values():
@@ -67,6 +67,10 @@ def serve(
         path.stat()
     where, limited = Address(**asdict(address)), Limits(**asdict(limits))
     token = _token(token_file)
+
+    from causal_attn.serve.loading import load_models
+    from causal_attn.serve.server import serve as run
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.getLogger("causal_attn.serve").addHandler(handler)

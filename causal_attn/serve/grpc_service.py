@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import aio
 
 from causal_attn.serve.failures import RequestError, failure_of

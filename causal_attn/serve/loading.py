@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from causal_attn.errors import UsageError
+from causal_attn.package import read_package
 from causal_attn.runtime import load
+from causal_attn.runtime.generate import Generator
+from causal_attn.runtime.providers import require_provider
+from causal_attn.serve.language_model import LanguageModel
 from causal_attn.serve.settings import Limits
 from causal_attn.serve.tensor_model import TensorModel
 
-__all__ = ["load_models", "named_paths"]
-
-_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
-
-
-def named_paths(packages: Sequence[str]) -> dict[str, Path]:
-    """``PATH`` or ``NAME=PATH`` to names and paths; a path alone is called by its last part.
-
-    Raises:
-        UsageError: There is none, a name has other characters than letters, digits, ``_``, ``.``
-            and ``-``, or two are the same.
-    """
-    if not packages:
-        raise UsageError("`packages` must name at least one, got none.")
-    paths: dict[str, Path] = {}
-    for entry in packages:
-        name, equals, path = entry.partition("=")
-        if not equals:
-            name, path = Path(entry).resolve().name.removesuffix(".onnx"), entry
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"`packages` must have names of letters, digits, _, . and -, got {name!r}. Write "
-                f"NAME={path}."
-            )
-        if name in paths:
-            raise UsageError(
-                f"`packages` must have different names, got {name!r} twice. Write NAME=PATH."
-            )
-        paths[name] = Path(path)
-    return paths
+__all__ = ["load_models"]
 
 
 def load_models(
@@ -66,10 +39,26 @@ def load_models(
     models: list[TensorModel] = []
     try:
         for name, path in paths.items():
-            session = load(path, provider, accept=accept, intra_op_threads=threads)
-            models.append(TensorModel(name, session, limits))
+            options: dict[str, Any] = {"accept": accept, "intra_op_threads": threads}
+            if _is_language_model(path, provider):
+                generator = Generator.open(path, provider, **options)
+                models.append(LanguageModel(name, generator, limits))
+            else:
+                models.append(TensorModel(name, load(path, provider, **options), limits))
     except BaseException:
         for model in models:
             model.stop()
         raise
     return models
+
+
+def _is_language_model(path: Path, provider: str) -> bool:
+    """Whether the package at `path` says that it takes tokens and gives logits, with a cache."""
+    if not path.is_dir():
+        return False
+    contract = read_package(path).select(require_provider(provider)).contract
+    return (
+        contract.cache is not None
+        and any(tensor.name == "input_ids" for tensor in contract.inputs)
+        and any(tensor.name == "logits" for tensor in contract.outputs)
+    )

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from causal_attn.errors import CausalAttnError
 from causal_attn.serve.failures import RequestError, failure_of
 from causal_attn.serve.http_gate import PASSAGE, error_body, extra_headers
+from causal_attn.serve.openai_routes import add_openai_routes
 from causal_attn.serve.plane import Plane
 from causal_attn.serve.sdk import InvalidInput, ModelNotFound, V2Endpoints
 from causal_attn.serve.tensors import read_rest
@@ -70,6 +71,7 @@ def application(plane: Plane) -> FastAPI:
     ):
         app.add_api_route(path, endpoint, methods=["GET"])
     app.add_api_route("/v2/models/{model_name}/infer", infer, methods=["POST"])
+    add_openai_routes(app, plane)
     for kind in (CausalAttnError, InvalidInput, ModelNotFound, HTTPException, Exception):
         app.add_exception_handler(kind, _told)
     return app

@@ -1,0 +1,177 @@
+"""A server from its start to SIGTERM: what it refuses to load, who may come in, how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from openai import APIStatusError, AuthenticationError, OpenAI
+from server_process import COMMAND, Server, start
+from tritonclient.utils import InferenceServerException
+
+from causal_attn import models
+from causal_attn.cli import main
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def guarded(endless: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server with a token and small limits."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    small = ("--max-request-bytes", "4000", "--max-tokens", "40", "--max-new-tokens", "3000")
+    running = start(
+        f"letters={endless}",
+        f"attention={models.path('causal_attention')}",
+        *("--token-file", str(token), *small),
+    )
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def get(server: Server, path: str, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(server.http.removeprefix("http://"), timeout=30)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    status, body = answer.status, answer.read()
+    connection.close()
+    return status, body
+
+
+def opened(server: Server, token: str = TOKEN) -> OpenAI:
+    return OpenAI(base_url=f"{server.http}/v1", api_key=token, max_retries=0)
+
+
+def test_tokens_limits_and_the_end(guarded: Server) -> None:
+    """One server for all of it: each start takes seconds."""
+    for wrong in ("", "correct-horse-batterx", TOKEN + "x", "é"):
+        status, body = get(guarded, "/v1/models", Authorization=f"Bearer {wrong}")
+        assert status == 401
+        assert b"token" in body
+        assert TOKEN.encode() not in body
+    assert get(guarded, "/metrics")[0] == 401
+    assert get(guarded, "/v2/health/ready")[0] == get(guarded, "/v2/health/live")[0] == 200
+    with pytest.raises(AuthenticationError), opened(guarded, "another-token") as client:
+        client.models.list()
+    with opened(guarded) as client:
+        assert [model.id for model in client.models.list()] == ["letters"]
+        with pytest.raises(APIStatusError, match="at most 4000 bytes") as caught:
+            client.completions.create(model="letters", prompt="a" * 5000)
+        assert caught.value.status_code == 413
+    _check_grpc(guarded)
+    _check_bodies(guarded)
+    _check_the_end(guarded)
+
+
+def _check_grpc(server: Server) -> None:
+    array = np.zeros((1, 1, 50, 1), np.float32)
+    inputs = []
+    for name in "qkv":
+        inputs.append(tritonclient.grpc.InferInput(name, array.shape, "FP32"))
+        inputs[-1].set_data_from_numpy(array)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_server_live()
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            client.infer("attention", inputs)
+        with pytest.raises(InferenceServerException, match="at most 40 tokens"):
+            client.infer("attention", inputs, headers=headers)
+        inputs[0].set_data_from_numpy(array)
+        large = np.zeros((1, 1, 50, 100), np.float32)
+        inputs[0].set_shape(large.shape)
+        inputs[0].set_data_from_numpy(large)
+        with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
+            client.infer("attention", inputs, headers=headers)
+
+
+def _check_bodies(server: Server) -> None:
+    address = server.http.removeprefix("http://")
+    for headers, body, wanted in (
+        ({"Content-Encoding": "gzip"}, b"{}", 415),
+        ({"Transfer-Encoding": "chunked"}, [b"x" * 1000] * 9, 413),
+    ):
+        connection = http.client.HTTPConnection(address, timeout=30)
+        connection.request(
+            "POST",
+            "/v1/completions",
+            body=iter(body) if isinstance(body, list) else body,
+            headers={**headers, "Authorization": f"Bearer {TOKEN}"},
+            encode_chunked=isinstance(body, list),
+        )
+        answer = connection.getresponse()
+        assert answer.status == wanted
+        assert json.loads(answer.read())["error"]["message"]
+        connection.close()
+
+
+def _check_the_end(server: Server) -> None:
+    """SIGTERM: what was taken is answered whole, what comes later gets 503."""
+    with opened(server) as client, opened(server) as late:
+        late.models.list()  # an open connection, as a proxy has
+        stream = client.completions.create(
+            model="letters", prompt="cab", max_tokens=3000, stream=True,
+            extra_body={"return_token_ids": True},
+        )  # fmt: skip
+        chunks = iter(stream)
+        came = [next(chunks)]
+        server.process.terminate()
+        server.logged(event="stopping")
+        assert get(server, "/v2/health/ready")[0] == 503
+        with pytest.raises(APIStatusError, match="stopping") as caught:
+            late.models.list()
+        assert caught.value.status_code == 503
+        came += chunks
+    assert sum(len((chunk.choices[0].model_extra or {})["token_ids"]) for chunk in came) == 3000
+    assert came[-1].choices[0].finish_reason == "length"
+    assert server.process.wait(30) == 0
+    assert server.logged(event="stopped")["finished"] is True
+
+
+def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *arguments])
+    out, said = capfd.readouterr()
+    assert out == ""
+    assert "Traceback" not in said
+    return caught.value.code, " ".join(said.split())
+
+
+def test_a_package_that_is_not_verified_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(models.path("causal_attention"), package)
+    for certificate in package.rglob("certificate.json"):
+        certificate.write_text(certificate.read_text().replace('"causal"', '"not causal"', 1))
+    # In a process of its own: Triton's client and the SDK define the same messages.
+    command = [*COMMAND, str(package), "--port", "0", "--grpc-port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "certificate" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a=/nowhere"], "/nowhere"),
+        (["a b=/"], "names of letters"),
+        (["x=/", "x=/"], "different names"),
+        (["x=/", "--port", "70000"], "`--port` must be an integer from 0 to 65535, got 70000"),
+        (["x=/", "--seconds", "0"], "`--seconds` must be a finite number > 0, got 0.0"),
+        (["x=/", "--token-file", "/dev/null"], "`--token-file` must have the token"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, said = refused(capfd, *arguments)
+    assert code == 2
+    assert message in said
