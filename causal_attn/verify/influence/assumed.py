@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.graph import Node
-from causal_attn.verify.influence.tensor import Tensor
+from causal_attn.verify.influence.tensor import Reordered, Tensor
 
 __all__ = ["assumes"]
 
-_CONTROL = {"Gather": 1, "GatherElements": 1, "If": 0, "Where": 0}
+_CONTROL = {
+    "Gather": 1, "GatherElements": 1, "GatherND": 1, "If": 0, "Scatter": 1, "ScatterElements": 1,
+    "ScatterND": 1, "Where": 0,
+}  # fmt: skip
 """The input that decides which of the other values come out."""
 _ORDERED = {"ArgMax", "ArgMin", "TopK"}
 """Which value comes out is decided by the values themselves."""
@@ -38,4 +41,5 @@ def assumes(frame: Frame, node: Node, source: str) -> bool:
         return False
     deciding = node.inputs[_CONTROL[node.op]]
     value = frame.lookup(deciding)
-    return source != deciding and isinstance(value, Tensor) and not value.known.all()
+    chosen = isinstance(value, Reordered) or (isinstance(value, Tensor) and not value.known.all())
+    return source != deciding and chosen

@@ -104,3 +104,16 @@ def test_rows_beside_the_axis_stay_apart() -> None:
     y = b("ScatterElements", x, best, first, axis=2)
     proof = proof_of(b.model({"y": y}, None))
     assert np.array_equal(proof.outputs["y"], np.eye(6, dtype=bool))
+
+
+def test_a_path_by_places_that_data_decides_is_assumed() -> None:
+    """Where a row is written is data: the path is there for some places, and says so."""
+    b = Builder()
+    x = b.input("x", [1, "tokens", 4])
+    ids = b.input("ids", [1, "tokens"], TensorProto.INT64)
+    index = b("Expand", b("Unsqueeze", ids, b.const([2], INT)), b("Shape", x))
+    y = b("ScatterElements", b("Mul", x, b.const(0, FLOAT)), index, x, axis=1)
+    claim = Claim(tokens={"x": 1}, outputs={"y": 1}, lengths=[3])
+    leak = prove(b.model({"y": y}, None), claim).leak
+    assert leak is not None
+    assert any(node.startswith("ScatterElements") for node in leak.assumed)
