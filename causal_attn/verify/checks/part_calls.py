@@ -13,7 +13,7 @@ from causal_attn.package.contract import TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.runtime import Session
 from causal_attn.verify.feeds.feeder import Feeder, Feeds, Sizes
-from causal_attn.verify.interface.naming import PAST
+from causal_attn.verify.interface.naming import PAST, belongs_to_cache, is_encoders, pair_some
 
 __all__ = ["PartCalls"]
 
@@ -38,18 +38,20 @@ class PartCalls:
         self.feeds = feeder.make(self.sizes, rng)
         layout = feeder.contract.cache
         self.entries = {} if layout is None else {e.input: e for e in layout.entries if e.output}
+        self.kept = _kept(feeder)
 
     def run(self, steps: Sequence[int]) -> list[Rows]:
         """Results of calls of `steps` tokens that hand the cache on, in their order."""
         results: list[Rows] = []
         done = 0
         for step in steps:
-            results.append(self._call(done, step, results[-1] if results else None))
+            results.append(self._call(done, step, results))
             done += step
         return results
 
-    def _call(self, start: int, step: int, before: Rows | None) -> Rows:
+    def _call(self, start: int, step: int, earlier: Sequence[Rows]) -> Rows:
         feeder = self.feeder
+        before = earlier[-1] if earlier else None
         sizes = {**self.sizes, feeder.contract.tokens: step, PAST: start}
         feeds: Feeds = {}
         for tensor in feeder.contract.inputs:
@@ -57,6 +59,8 @@ class PartCalls:
             entry = self.entries.get(tensor.name)
             if tensor.name in feeder.fixed:
                 feeds[tensor.name] = feeder.fixed[tensor.name](shape, sizes).astype(tensor.dtype)
+            elif earlier and (found := self._of_the_first(tensor, earlier[0])) is not None:
+                feeds[tensor.name] = found
             elif entry is None:
                 feeds[tensor.name] = self._part(tensor, start, step)
             elif before is None:
@@ -64,6 +68,11 @@ class PartCalls:
             else:
                 feeds[tensor.name] = before[str(entry.output)]
         return self.session.run(feeds)
+
+    def _of_the_first(self, tensor: TensorContract, first: Rows) -> NDArray[Any] | None:
+        """What the first call made of an encoder, if it did."""
+        output = self.kept.get(tensor.name)
+        return first[output] if output is not None and first[output].size else None
 
     def _part(self, tensor: TensorContract, start: int, step: int) -> NDArray[Any]:
         """Of the new tokens their own; along axes of past and new tokens all so far."""
@@ -100,3 +109,14 @@ class PartCalls:
             parts = [np.moveaxis(result[tensor.name], axes[0], 0) for result in results]
             rows[tensor.name] = np.concatenate(parts)
         return rows
+
+
+def _kept(feeder: Feeder) -> dict[str, str]:
+    """Keys and values of an encoder, and the outputs of the first call that hold them."""
+    encoders = [
+        tensor.name
+        for tensor in feeder.contract.inputs
+        if belongs_to_cache(tensor.name) and is_encoders(tensor.name, tensor.dims)
+    ]
+    outputs = {tensor.name: list(tensor.dims) for tensor in feeder.contract.outputs}
+    return dict(pair_some(encoders, outputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -406,9 +407,11 @@ class Frame:
         imports = [onnx.helper.make_opsetid("", call.opset)]
         model = onnx.helper.make_model(graph, opset_imports=imports)
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
                 outputs = ReferenceEvaluator(model).run(None, feeds)
-        except (RuntimeError, NotImplementedError, AttributeError):
+        # The evaluator raises what its operators raise, under many types: an index of an axis
+        # without rows is an IndexError, which ONNX Runtime never meets in a branch not taken.
+        except Exception:  # noqa: BLE001
             return None
         values = iter(outputs)
         arrays = [np.asarray(next(values)) if name else np.zeros(()) for name in node.outputs]

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from causal_attn.package.cache_layout import CacheEntry, CacheLayout, EntryKind
 from causal_attn.package.contract import TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.verify.interface.naming import LENGTHS, belongs_to_cache, pair_cache
 
-__all__ = ["find_cache", "growing_cache"]
-
-
-def growing_cache(
-    axes: Mapping[str, int],
-    inputs: Sequence[TensorContract],
-    outputs: Sequence[TensorContract],
-    tokens: str,
-) -> CacheLayout | None:
-    """A cache that grows, whose inputs are known; ``None`` where an output is missing for one.
-
-    Args:
-        axes: Inputs of the past, ``name -> axis`` of its tokens.
-        inputs: Of the graph.
-        outputs: Of the graph, whose dims need not be known.
-        tokens: Name of the dim of new tokens.
-    """
-    pairs = pair_cache(axes, {tensor.name: list(tensor.dims) for tensor in outputs})
-    entries = tuple(
-        CacheEntry(input=past, output=present, kind=EntryKind.GROWING, axis=axes[past])
-        for past, present in pairs
-    )
-    layout = CacheLayout(entries=entries)
-    return None if layout.fault(inputs, outputs, tokens) else layout
+__all__ = ["find_cache"]
 
 
 def find_cache(

@@ -7,7 +7,7 @@ not, the caller is asked, never guessed for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from causal_attn.package.dims import DimExpression
 from causal_attn.verify import influence
 from causal_attn.verify.feeds.cache_slots import buffers, held
 from causal_attn.verify.feeds.feeder import Feeder, Fixed
-from causal_attn.verify.interface.cache_by_name import growing_cache
+from causal_attn.verify.interface.carried_by_name import carried_cache, growing_inputs
 from causal_attn.verify.interface.decoder_inputs import consecutive, decoder_roles, unpadded
 from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
@@ -35,6 +35,7 @@ from causal_attn.verify.interface.naming import (
     TOKEN_DIMS,
     Dims,
     belongs_to_cache,
+    is_encoders,
     is_mask,
     kind_of_token,
     token_axis_by_name,
@@ -88,14 +89,21 @@ class Interface:
         return tuple(
             tensor.name
             for tensor in self.feeder.contract.outputs
-            if tensor.name not in self.outputs and (examined is None or tensor.name in examined)
+            if tensor.name not in {*self.outputs, *self.states}
+            and (examined is None or tensor.name in examined)
         )
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Outputs that replace an input in the next call: of all tokens, so none has a row."""
+        layout = self.feeder.contract.cache
+        entries = () if layout is None else layout.of(EntryKind.REPLACED)
+        return tuple(entry.output for entry in entries if entry.output is not None)
 
     @property
     def cache(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a past input and the present output that continues it."""
-        layout = self.feeder.contract.cache
-        return () if layout is None else tuple(layout.pairs.items())
+        return _pairs(self.feeder.contract)
 
     @property
     def fixed_tokens(self) -> int | None:
@@ -210,11 +218,12 @@ def discover(
     _check_names("tokens_axis", tokens_axis or {}, inputs)
     _check_names("outputs", dict.fromkeys(outputs or (), 0), results)
     tokens = _sharing(dict(tokens_axis or _named_tokens(inputs, path)), inputs)
-    past = {
+    caches = {
         name: axis
         for name, dims in inputs.items()
         if (axis := _past_axis(name, dims, tokens)) is not None
     }
+    past = growing_inputs(caches, inputs, results)
     sizes = fixed_sizes(model.graph)
     roles = Roles(inputs, tokens, past, sizes)
     taken = tuple(
@@ -225,10 +234,17 @@ def discover(
     returned = tuple(
         _tensor(value, roles.output_dims(results[value.name])) for value in model.graph.output
     )
+    carried = carried_cache(
+        past,
+        taken,
+        returned,
+        tokens=TOKENS,
+        others={*roles.tokens, *roles.total, *roles.fixed},
+    )
     contract = Contract(
         inputs=taken,
-        outputs=returned,
-        cache=growing_cache(past, taken, returned, TOKENS),
+        outputs=carried.outputs,
+        cache=carried.layout,
         form="foreign",
         opset=next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1),
     )
@@ -257,12 +273,13 @@ def discover(
             name
             for name in wanted
             if name not in watched
+            and name not in {output for _, output in _pairs(contract)}
             and (outputs or not all(isinstance(d, int) for d in results[name]))
         ),
         notes=(
             *_unasked(results, wanted),
-            *_undecoded(contract, past),
-            *_unfollowed(inputs, roles),
+            *carried.notes,
+            *_unfollowed(inputs, roles, {name for name, _ in _pairs(contract)}),
         ),
     )
 
@@ -271,10 +288,15 @@ def _unasked(results: Mapping[str, Dims], wanted: list[str]) -> list[str]:
     return [f"output {name!r}: it was not asked for" for name in results if name not in wanted]
 
 
-def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
+def _pairs(contract: Contract) -> tuple[tuple[str, str], ...]:
+    """Inputs of the cache and the outputs that continue them."""
+    return () if contract.cache is None else tuple(contract.cache.pairs.items())
+
+
+def _unfollowed(inputs: Mapping[str, Dims], roles: Roles, carried: Collection[str]) -> list[str]:
     """Inputs in which no position is followed: their values are fixed, or their axes unknown."""
     notes = []
-    followed = {*roles.tokens, *roles.past, *roles.total} - set(roles.fixed)
+    followed = {*roles.tokens, *roles.past, *roles.total, *carried} - set(roles.fixed)
     for name, dims in inputs.items():
         if name in followed:
             continue
@@ -286,7 +308,7 @@ def _unfollowed(inputs: Mapping[str, Dims], roles: Roles) -> list[str]:
                 notes.append(f"input {name!r}: each sequence goes on from itself")
             continue
         loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
-        if loose:
+        if loose and not (belongs_to_cache(name) or is_encoders(name, dims)):
             notes.append(
                 f"input {name!r}: axis {loose[0]} is dynamic and not known to hold tokens; if it "
                 f"does, say --tokens-axis {name}={loose[0]}"

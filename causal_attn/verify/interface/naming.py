@@ -7,7 +7,8 @@ they are unambiguous; everything else is the caller's to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "ATTENTION",
@@ -24,9 +25,13 @@ __all__ = [
     "Dims",
     "belongs_to_cache",
     "continues_cache",
+    "is_encoders",
     "is_mask",
+    "is_state",
     "kind_of_token",
     "pair_cache",
+    "pair_some",
+    "same_state",
     "token_axis_by_name",
 ]
 
@@ -60,6 +65,13 @@ _DOCUMENTS = re.compile(
     r"(?:^|_)(?:segments?|documents?|docs?|sequence|seq)(?:_(?:ids?|idx))$", re.I
 )
 _PART = re.compile(r"(?:^|[._])(?:past_|present_)?(keys?|values?|k|v)(?=$|[._\d])", re.I)
+_ENCODER = re.compile(r"encoder|cross", re.I)
+_STATE = re.compile(r"past|present|cache|state|conv|ssm|recurrent|hidden_in|hidden_out", re.I)
+_HANDED = {
+    "past", "present", "new", "next", "prev", "previous", "in", "out", "input", "output", "init",
+    "initial", "final", "last", "updated", "cache", "old",
+}  # fmt: skip
+"""Words that say on which side of a call a state is."""
 _PAST = re.compile(r"past.*(key|value)|(key|value).*(past|cache)|past_\d+|\bcache\b", re.I)
 
 
@@ -100,13 +112,29 @@ def continues_cache(name: str) -> bool:
     return _CACHE.search(name) is not None or re.match(r"new_(key|value)", name) is not None
 
 
-def pair_cache(past: Iterable[str], outputs: Mapping[str, Dims]) -> tuple[tuple[str, str], ...]:
-    """Past inputs and the outputs that continue them.
+def is_encoders(name: str, dims: Sequence[str | int | None] = ()) -> bool:
+    """Whether a tensor is of an encoder: read by every call of the decoder as it is."""
+    return _ENCODER.search(name) is not None or any(
+        isinstance(dim, str) and dim.startswith("encoder") for dim in dims
+    )
 
-    Two names go together if they have the same numbers and the same part, key or value, in them:
-    ``past_key_values.0.key`` and ``present.0.key``, or ``input.cache.layers.0.keys`` and
-    ``output.cache.layers.0.keys``. Where a pair is missing there is none: half a cache cannot be
-    handed on.
+
+def pair_cache(past: Iterable[str], outputs: Mapping[str, Dims]) -> tuple[tuple[str, str], ...]:
+    """Past inputs and the outputs that continue them, see `pair_some`.
+
+    Where a pair is missing there is none: half a cache cannot be handed on.
+    """
+    past = list(past)
+    pairs = pair_some(past, outputs)
+    return pairs if len(pairs) == len(past) else ()
+
+
+def pair_some(past: Iterable[str], outputs: Mapping[str, Dims]) -> tuple[tuple[str, str], ...]:
+    """Past inputs and the outputs that continue them, as far as there is one and only one.
+
+    Two names go together if they have the same numbers, the same part, key or value, and the same
+    side, encoder or decoder, in them: ``past_key_values.0.key`` and ``present.0.key``, or
+    ``input.cache.layers.0.keys`` and ``output.cache.layers.0.keys``.
     """
     past = list(past)
     signed: dict[tuple[object, ...], list[str]] = {}
@@ -117,12 +145,28 @@ def pair_cache(past: Iterable[str], outputs: Mapping[str, Dims]) -> tuple[tuple[
     pairs = []
     for name in past:
         found = signed.get(_signature(name), [])
-        if len(found) != 1:
-            return ()
-        pairs.append((name, found[0]))
-    return tuple(pairs) if len({output for _, output in pairs}) == len(pairs) else ()
+        if len(found) == 1:
+            pairs.append((name, found[0]))
+    times = Counter(output for _, output in pairs)
+    return tuple((name, output) for name, output in pairs if times[output] == 1)
+
+
+def same_state(name: str, output: str) -> bool:
+    """Whether an output is called as an input is, but for words such as ``past`` and ``new``."""
+    return _stem(name) == _stem(output)
+
+
+def is_state(name: str) -> bool:
+    """Whether a name says that calls hand the tensor on."""
+    return _STATE.search(name) is not None
+
+
+def _stem(name: str) -> tuple[str, ...]:
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return tuple(word.removesuffix("s") for word in words if word not in _HANDED)
 
 
 def _signature(name: str) -> tuple[object, ...]:
     parts = _PART.findall(name.replace("past_key_values", "past").replace("key_value", "past"))
-    return (*map(int, re.findall(r"\d+", name)), parts[-1][0].lower() if parts else "")
+    side = "encoder" if is_encoders(name) else ""
+    return (*map(int, re.findall(r"\d+", name)), parts[-1][0].lower() if parts else "", side)
