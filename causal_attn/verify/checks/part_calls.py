@@ -13,7 +13,13 @@ from causal_attn.package.contract import TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.runtime import Session
 from causal_attn.verify.feeds.feeder import Feeder, Feeds, Sizes
-from causal_attn.verify.interface.naming import PAST, belongs_to_cache, is_encoders, pair_some
+from causal_attn.verify.interface.naming import (
+    PAST,
+    Dims,
+    belongs_to_cache,
+    is_encoders,
+    pair_some,
+)
 
 __all__ = ["PartCalls"]
 
@@ -118,5 +124,5 @@ def _kept(feeder: Feeder) -> dict[str, str]:
         for tensor in feeder.contract.inputs
         if belongs_to_cache(tensor.name) and is_encoders(tensor.name, tensor.dims)
     ]
-    outputs = {tensor.name: list(tensor.dims) for tensor in feeder.contract.outputs}
+    outputs: dict[str, Dims] = {t.name: list(t.dims) for t in feeder.contract.outputs}
     return dict(pair_some(encoders, outputs))

@@ -200,7 +200,7 @@ def test_what_the_first_call_makes_of_an_encoder_is_kept(tmp_path: Path) -> None
         + CROSS.format(source="picked")
         + "y = Identity (both)"
     )
-    inputs = {
+    inputs: dict[str, Dims] = {
         "inputs_embeds": ROWS,
         "encoder_hidden_states": ["batch", "encoder_sequence_length", 4],
         **caches("past_key_self_0", dim="past_sequence_length"),
