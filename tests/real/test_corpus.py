@@ -136,8 +136,8 @@ def test_a_module_is_refused_with_its_reason(target: RealTarget, tmp_path: Path)
 
 
 def test_most_are_exported() -> None:
-    """Of what people have, 42 in 45 at least."""
+    """Nine in ten of what people have, and of what is wrong nothing."""
     refused = [name for name, target in TARGETS.items() if target.refusal is not None]
-    assert len(TARGETS) >= 45
-    assert 45 * len(refused) <= 3 * len(TARGETS), refused
+    assert len(TARGETS) - len(refused) >= 42
+    assert 10 * len(refused) <= len(TARGETS), refused
     assert all(target.refusal for target in WRONG.values())
