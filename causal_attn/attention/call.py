@@ -37,6 +37,7 @@ class AttendCall:
         past_lengths: ``[batch]`` int64, with a past and without `kv_lengths`: the past is a buffer
             of which each sequence has filled so many tokens. The new ones are written after them
             and must fit. What lies beyond is not seen, whatever it holds (NaN and inf too).
+        sinks: ``[heads]``, see `causal_attn.causal_attention`.
 
     Raises:
         InputError: Half a past is given, or `past_lengths` beside what it excludes.
@@ -53,6 +54,7 @@ class AttendCall:
     softcap: float | None = None
     return_weights: bool = True
     past_lengths: Tensor | None = None
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if (self.past_key is None) != (self.past_value is None):

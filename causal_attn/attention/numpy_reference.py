@@ -32,6 +32,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     kv_lengths: NDArray[np.integer] | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """``(output, weights)`` as `causal_attn.causal_attention`, in the dtype of the arguments.
 
@@ -41,6 +42,7 @@ def attention(
     dtype = q.dtype
     if dtype.itemsize < 4:
         q, k, v = (array.astype(np.float32) for array in (q, k, v))
+    sink = None if sinks is None else sinks.astype(q.dtype)[:, None, None]
     query = np.arange(q.shape[-2])[:, None] + np.reshape(past, (-1, 1, 1, 1))
     query = query if np.ndim(past) else query[0, 0]
     key = np.arange(k.shape[-2])[None, :]
@@ -60,9 +62,14 @@ def attention(
         scores = q.dtype.type(softcap) * np.tanh(scores / q.dtype.type(softcap))
     scores = np.where(visible, scores, q.dtype.type(-np.inf))
     highest = scores.max(axis=-1, keepdims=True)
+    if sink is not None:
+        highest = np.maximum(highest, sink)
     # A row without a visible key: its highest is -inf, and -inf - -inf would be NaN.
-    exponentials = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
+    shift = np.where(np.isfinite(highest), highest, 0)
+    exponentials = np.exp(scores - shift)
     total = exponentials.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(sink - shift)
     weights = exponentials / np.where(total == 0, 1, total)
     return (weights @ v).astype(dtype), weights.astype(dtype)
 

@@ -35,6 +35,7 @@ def attend(
     softcap: float | None = None,
     return_weights: bool = True,
     past_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention over the cached and the new tokens.
 
@@ -58,6 +59,7 @@ def attend(
         softcap,
         return_weights,
         past_lengths,
+        sinks,
     )
     output, weights, present_key, present_value = by_reference(call).tensors()
     # Results of a custom op may share memory neither with its inputs nor with one another.
@@ -87,6 +89,7 @@ def by_reference(call: AttendCall) -> AttendResult:
         window=call.window,
         softcap=call.softcap,
         kv_lengths=kv_lengths,
+        sinks=call.sinks,
     )
     return AttendResult(
         output=output,

@@ -5,7 +5,7 @@
     scores  = q @ k.T / sqrt(features)          [q_tokens, kv_tokens]
     scores  = softcap * tanh(scores / softcap)  only if a softcap is given
     scores  = -inf where a key may not be seen
-    weights = softmax(scores) over keys
+    weights = softmax(scores) over keys         and over a sink, if there are sinks
     output  = weights @ v                       [q_tokens, features]
 
 Why the scores are divided by sqrt(features): a score is a sum of ``features`` products. If the
@@ -49,7 +49,7 @@ class CausalAttention(NamedTuple):
     weights: Tensor
 
 
-# Eight arguments: this signature is what users call, and it has no object to learn first.
+# Nine arguments: this signature is what users call, and it has no object to learn first.
 def causal_attention(
     q: Tensor,
     k: Tensor,
@@ -60,6 +60,7 @@ def causal_attention(
     window: int | None = None,
     softcap: float | None = None,
     kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> CausalAttention:
     """Attend to the present and the past, never to the future.
 
@@ -91,6 +92,10 @@ def causal_attention(
         softcap: ``c`` in ``c * tanh(score / c)``, > 0, applied before the mask. Default: off.
         kv_lengths: ``[batch]`` int64: keys from this index on are padding and not seen by any
             query of that sequence, whatever they hold (NaN and inf too). Default: all are real.
+        sinks: ``[heads]`` floating: for each query head the score of one more key, whose value is
+            zero, so that a row of weights sums to less than 1 (GPT-OSS,
+            https://arxiv.org/abs/2508.10925). Scale, softcap and mask leave it as it is. Default:
+            none.
 
     Returns:
         `CausalAttention`. Scores and softmax are computed in at least float32, whatever the dtype.
@@ -116,16 +121,18 @@ def causal_attention(
     # torch's own protocol for a function that a mode may replace: the exporter puts one op here.
     if has_torch_function((q, k, v)):
         replaced: CausalAttention = handle_torch_function(
-            causal_attention, (q, k, v), q, k, v,
-            past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths,
+            causal_attention, (q, k, v), q, k, v, past=past, scale=scale, window=window,
+            softcap=softcap, kv_lengths=kv_lengths, sinks=sinks,
         )  # fmt: skip
         return replaced
     check_arguments(
-        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
-    )
+        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths,
+        sinks=sinks,
+    )  # fmt: skip
     return attend(
-        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths
-    )
+        q, k, v, past=past, scale=scale, window=window, softcap=softcap, kv_lengths=kv_lengths,
+        sinks=sinks,
+    )  # fmt: skip
 
 
 # The arguments of `causal_attention`, one for one.
@@ -139,9 +146,11 @@ def check_arguments(
     window: int | None = None,
     softcap: float | None = None,
     kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Refuse what `causal_attention` refuses: the same arguments, the same errors."""
     _validate(q, k, v, past, kv_lengths)
+    _validate_sinks(q, sinks)
     require_positive("scale", scale)
     require_positive("softcap", softcap)
     if window is not None and (
@@ -161,6 +170,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     kv_lengths: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> CausalAttention:
     """`causal_attention` without the checks of its arguments: what torch.export traces.
 
@@ -189,7 +199,12 @@ def attend(
         scores = scores * torch.full((), scale, dtype=q.dtype, device=q.device)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
     if kv_lengths is not None:
         # Only padding can leave a row without a single key: softmax made it NaN.
         weights = weights.masked_fill(~visible, 0)
@@ -290,3 +305,20 @@ def _validate(q: Tensor, k: Tensor, v: Tensor, past: int, kv_lengths: Tensor | N
             raise InputError(
                 f"`kv_lengths` must be on the device of `q`, {q.device}, got {kv_lengths.device}."
             )
+
+
+def _validate_sinks(q: Tensor, sinks: Tensor | None) -> None:
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor):
+        raise InputError(f"`sinks` must be a torch.Tensor, got {type(sinks).__name__}.")
+    if q.dim() != 4 or list(sinks.shape) != [q.shape[1]]:
+        raise InputError(
+            "`sinks` must be [heads], beside 4-D q, k and v, "
+            f"got shape {list(sinks.shape)} for q of {list(q.shape)}."
+        )
+    if (sinks.dtype, sinks.device) != (q.dtype, q.device):
+        raise InputError(
+            f"`sinks` must have the dtype and device of `q` ({q.dtype}, {q.device}), got "
+            f"{sinks.dtype}, {sinks.device}."
+        )

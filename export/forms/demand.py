@@ -23,6 +23,7 @@ class Need(StrEnum):
         "writes no cache of fixed capacity: use form 'decomposed' or 'gqa', or cache='dynamic'"
     )
     PADDING = "takes no `kv_lengths`: use form 'decomposed'"
+    SINKS = "has no `sinks`: use form 'decomposed' or 'gqa'"
     NARROW_VALUES = "takes no values whose features differ from those of the keys"
 
 
@@ -63,6 +64,7 @@ class Demand:
             Need.WINDOW: call.window is not None,
             Need.STATIC_CACHE: call.past_lengths is not None,
             Need.PADDING: call.kv_lengths is not None,
+            Need.SINKS: call.sinks is not None,
             Need.NARROW_VALUES: not statically_known_true(features == v_features),
         }
         heads = (call.query.shape[1], call.key.shape[1])

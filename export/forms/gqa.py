@@ -1,7 +1,7 @@
 """Form ``gqa``: ONNX Runtime's ``com.microsoft.GroupQueryAttention``.
 
 The op of decoders: keys and values of fewer heads than the queries, a cache that goes in and comes
-out, a window and a softcap. It wants ``[batch, tokens, heads * features]`` and, for every
+out, a window, a softcap and sinks. It wants ``[batch, tokens, heads * features]`` and, for every
 sequence, the index of its last key: ``total - 1``, though a total is accepted and reads one stale
 slot. Here the index is computed, from the shapes or from the lengths of the past in a cache of
 fixed capacity, so that no caller can get it wrong.
@@ -23,13 +23,23 @@ from causal_attn.machine.provider import Provider
 __all__ = ["GQA"]
 
 _ATTRIBUTES = ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size")
+_AS_INPUT = ", sinks"
+_TO_THE_OP = ", , , , , sinks"
+"""After the total: no tables of angles, no positions and no bias come before the sinks."""
 
-# ONNX Runtime's CPU kernel refuses several new tokens after a past for more than one sequence. A
-# Scan hands it one sequence at a time, as views; inside, the heads run in parallel.
-_CACHED = f"""
+
+def _cached(*, sinks: bool) -> GraphFunction:
+    """A cache that grows.
+
+    ONNX Runtime's CPU kernel refuses several new tokens after a past for more than one sequence.
+    A Scan hands it one sequence at a time, as views; inside, the heads run in parallel.
+    """
+    name, given, read = _parts("Cached", sinks)
+    text = f"""
 <domain: "causal_attn", opset_import: ["" : 23, "com.microsoft" : 1]>
-CachedGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
-  (query, key, value, past_key, past_value, last, total) => (output, present_key, present_value)
+{name} <{", ".join(_ATTRIBUTES)}>
+  (query, key, value, past_key, past_value, last, total{given})
+  => (output, present_key, present_value)
 {{
   zero = Constant <value_ints = [0]> ()
   output, present_key, present_value = Scan <num_scan_inputs = 5, body = attend_sequence (
@@ -44,7 +54,7 @@ CachedGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
       outputs, present_keys, present_values = com.microsoft.GroupQueryAttention <
         num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
         softcap: float = @softcap, local_window_size: int = @local_window_size
-      > (queries, keys, values, past_keys, past_values, last, total)
+      > (queries, keys, values, past_keys, past_values, last, total{read})
       one_output = Squeeze (outputs, zero)
       one_present_key = Squeeze (present_keys, zero)
       one_present_value = Squeeze (present_values, zero)
@@ -52,13 +62,21 @@ CachedGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
   > (query, key, value, past_key, past_value)
 }}
 """
+    return GraphFunction(text=text)
 
-# The buffers go straight into the op, which writes them in place where past and present are bound
-# to one; only several new tokens of several sequences, no step of decoding, take the Scan.
-_STATIC = f"""
+
+def _static(*, sinks: bool) -> GraphFunction:
+    """A cache of fixed capacity.
+
+    The buffers go straight into the op, which writes them in place where past and present are
+    bound to one; only several new tokens of several sequences, no step of decoding, take the Scan.
+    """
+    name, given, read = _parts("Static", sinks)
+    text = f"""
 <domain: "causal_attn", opset_import: ["" : 23, "com.microsoft" : 1]>
-StaticGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
-  (query, key, value, past_key, past_value, past_lengths) => (output, present_key, present_value)
+{name} <{", ".join(_ATTRIBUTES)}>
+  (query, key, value, past_key, past_value, past_lengths{given})
+  => (output, present_key, present_value)
 {{
   zero = Constant <value_ints = [0]> ()
   one = Constant <value_int = 1> ()
@@ -88,7 +106,7 @@ StaticGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
           its_output, its_present_key, its_present_value = com.microsoft.GroupQueryAttention <
             num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
             softcap: float = @softcap, local_window_size: int = @local_window_size
-          > (queries, keys, values, past_keys, past_values, lasts, its_total)
+          > (queries, keys, values, past_keys, past_values, lasts, its_total{read})
           one_output = Squeeze (its_output, zero)
           one_present_key = Squeeze (its_present_key, zero)
           one_present_value = Squeeze (its_present_value, zero)
@@ -99,11 +117,18 @@ StaticGroupQueryAttention <{", ".join(_ATTRIBUTES)}>
       all_outputs, all_present_keys, all_present_values = com.microsoft.GroupQueryAttention <
         num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
         softcap: float = @softcap, local_window_size: int = @local_window_size
-      > (query, key, value, past_key, past_value, last, total)
+      > (query, key, value, past_key, past_value, last, total{read})
     }}
   >
 }}
 """
+    return GraphFunction(text=text)
+
+
+def _parts(kind: str, sinks: bool) -> tuple[str, str, str]:
+    """Name of a function, and how sinks stand among its inputs and among those of the op."""
+    name = f"{kind}{'Sink' if sinks else ''}GroupQueryAttention"
+    return name, _AS_INPUT if sinks else "", _TO_THE_OP if sinks else ""
 
 
 def _lower(call: AttendCall) -> AttendResult:
@@ -125,12 +150,15 @@ def _lower(call: AttendCall) -> AttendResult:
     if call.past is None:
         name = "com.microsoft::GroupQueryAttention"
         inputs += [None, None, (total - 1).expand(batch), total]
+        inputs += [None] * 4 if call.sinks is not None else []
     elif call.past_lengths is None:
-        name = "causal_attn::CachedGroupQueryAttention"
+        name = f"causal_attn::{_parts('Cached', call.sinks is not None)[0]}"
         inputs += [*call.past, total - 1, total]
     else:
-        name = "causal_attn::StaticGroupQueryAttention"
+        name = f"causal_attn::{_parts('Static', call.sinks is not None)[0]}"
         inputs += [*call.past, call.past_lengths]
+    if call.sinks is not None:
+        inputs.append(call.sinks)
     present = (batch, kv_heads, kv_tokens, features)
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         name,
@@ -157,10 +185,10 @@ GQA = Form(
     lower=_lower,
     opset=23,
     dtypes=frozenset({torch.float16, torch.float32}),
-    has=frozenset({Need.WINDOW, Need.STATIC_CACHE}),
+    has=frozenset({Need.WINDOW, Need.STATIC_CACHE, Need.SINKS}),
     fixed_heads=True,
     features_multiple=8,
     providers=frozenset({Provider.CPU, Provider.CUDA}),
     elsewhere="its op is ONNX Runtime's own, with kernels for cpu and cuda",
-    functions=(GraphFunction(text=_CACHED), GraphFunction(text=_STATIC)),
+    functions=tuple(made(sinks=sinks) for made in (_cached, _static) for sinks in (False, True)),
 )

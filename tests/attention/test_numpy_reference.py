@@ -24,6 +24,7 @@ from causal_attn.attention.numpy_reference import attention, run_spec
     window=st.none() | st.integers(1, 12),
     softcap=st.none() | st.floats(0.5, 30),
     padded=st.booleans(),
+    with_sinks=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_numpy_says_what_torch_says(
@@ -37,17 +38,20 @@ def test_numpy_says_what_torch_says(
     window: int | None,
     softcap: float | None,
     padded: bool,
+    with_sinks: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((batch, kv_heads * group, tokens, features))
     k, v = (rng.standard_normal((batch, kv_heads, past + tokens, features)) for _ in range(2))
     lengths = rng.integers(0, past + tokens + 1, batch) if padded else None
+    sinks = 3 * rng.standard_normal(kv_heads * group) if with_sinks else None
     options = {"past": past, "scale": scale, "window": window, "softcap": softcap}
-    ours = attention(q, k, v, kv_lengths=lengths, **options)  # type: ignore[arg-type]
+    ours = attention(q, k, v, kv_lengths=lengths, sinks=sinks, **options)  # type: ignore[arg-type]
     theirs = causal_attention(
         *(torch.from_numpy(array) for array in (q, k, v)),
         kv_lengths=None if lengths is None else torch.from_numpy(lengths),
+        sinks=None if sinks is None else torch.from_numpy(sinks),
         **options,  # type: ignore[arg-type]
     )
     for left, right in zip(ours, theirs, strict=True):

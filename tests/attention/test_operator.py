@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "past": {"past": 2},
     "past, padded": {"past": 2, "kv_lengths": [5, 2]},
     "grouped": {"kv_heads": 1, "v_features": 3},
+    "sinks": {"sinks": True, "past": 2},
 }
 
 
@@ -47,6 +48,8 @@ def arguments(
         options.get("window"),
         options.get("softcap"),
         options.get("return_weights", True),
+        None,
+        make(2) if options.get("sinks") else None,
     )
 
 
@@ -66,7 +69,7 @@ def test_half_a_past_is_refused(half: str) -> None:
 
 
 # Each takes seconds: torch traces the op forward and backward, at fixed and at dynamic sizes.
-@pytest.mark.parametrize("name", ["no weights", "past, padded"])
+@pytest.mark.parametrize("name", ["no weights", "past, padded", "sinks"])
 def test_torch_accepts_the_op(name: str) -> None:
     torch.library.opcheck(ATTEND, arguments(CASES[name], dtype=torch.float32))
 
@@ -83,7 +86,7 @@ def test_gradients_are_those_of_the_reference(case: dict[str, Any]) -> None:
     for function in (attend, lambda *given: by_reference(AttendCall.of(*given)).tensors()):
         given = arguments(case)
         torch.cat([result.flatten() for result in function(*given)]).square().sum().backward()
-        gradients.append([t.grad for t in given[:5] if t is not None])
+        gradients.append([t.grad for t in (*given[:5], given[-1]) if t is not None])
     for mine, reference in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, reference)
 

@@ -360,6 +360,25 @@ def test_softcap_bounds_the_scores_and_comes_before_the_mask() -> None:
     same(causal_attention(q, k, v, softcap=1e9), causal_attention(q, k, v), atol=1e-12)
 
 
+def test_a_sink_is_one_more_key_of_its_head_whose_value_is_zero() -> None:
+    q, k, v = operands(0, 5, 4, heads=2, past=3)
+    sinks = torch.tensor([-1.0, 40.0], dtype=q.dtype)
+    output, weights = causal_attention(q, k, v, past=3, softcap=2.0, window=3, sinks=sinks)
+    plain = causal_attention(q, k, v, past=3, softcap=2.0, window=3)
+    scores = 2 * torch.tanh(q @ k.transpose(-2, -1) / 2 / 2)
+    shown = scores.exp() * (plain.weights > 0)
+    total = shown.sum(-1, keepdim=True) + sinks.exp()[:, None, None]
+    torch.testing.assert_close(weights, shown / total, rtol=0, atol=1e-15)
+    torch.testing.assert_close(output, shown / total @ v, rtol=0, atol=1e-15)
+    assert weights[0, 1].sum(-1).max() < 1e-15 < 0.5 < weights[0, 0].sum(-1).min()
+
+
+def test_a_sink_of_minus_infinity_is_none() -> None:
+    q, k, v = operands(0, 5, 4)
+    sinks = torch.full((1,), -math.inf, dtype=q.dtype)
+    same(causal_attention(q, k, v, sinks=sinks), causal_attention(q, k, v), atol=0)
+
+
 def test_values_may_have_features_of_their_own() -> None:
     q, k, v = operands(0, 5, 4)
     wide = torch.cat((v, 2 * v), dim=-1)
@@ -531,6 +550,26 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[CausalAttnError], str]] = {
         {"kv_lengths": torch.tensor([3], device="meta")},
         InputError,
         r"`kv_lengths` must be on the device of `q`, cpu, got meta.",
+    ),
+    "sinks are a number": (
+        {"sinks": 1.0},
+        InputError,
+        r"`sinks` must be a torch.Tensor, got float.",
+    ),
+    "sinks of other heads": (
+        {"sinks": torch.zeros(3)},
+        InputError,
+        r"`sinks` must be \[heads\], beside 4-D q, k and v, got shape \[3\] for q of \[1, 2, 3, 4",
+    ),
+    "sinks beside 2-D": (
+        {"q": F[0, 0], "k": F[0, 0], "v": F[0, 0], "sinks": torch.zeros(1)},
+        InputError,
+        r"`sinks` must be \[heads\], beside 4-D",
+    ),
+    "sinks of another dtype": (
+        {"sinks": torch.zeros(2).double()},
+        InputError,
+        r"`sinks` must have the dtype and device of `q` .*, got torch.float64, cpu",
     ),
     "scale 0": ({"scale": 0}, SpecError, r"`scale` must be a finite number > 0 or None, got 0."),
     "scale < 0": ({"scale": -0.5}, SpecError, r"`scale` must be .* got -0.5."),

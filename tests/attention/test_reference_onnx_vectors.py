@@ -146,7 +146,7 @@ def _operands(vector: Vector) -> tuple[Tensor, Tensor, Tensor, int]:
     return q, k, v, past
 
 
-def _options(vector: Vector) -> dict[str, float]:
+def _options(vector: Vector) -> dict[str, Any]:
     """Keyword arguments of every call; ONNX writes "off" as 0 or leaves the attribute out."""
     return {
         name: vector.attributes[name]

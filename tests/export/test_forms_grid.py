@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,95 @@ def test_every_form_agrees_with_the_reference(
 
 def test_the_grid_has_every_form() -> None:
     assert {form for spec in SPECS.values() for form in usable(spec)} == set(FORMS)
+
+
+class Sinks(nn.Module):
+    """Attention with sinks that are weights, without a past, with one, or with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.tensor([0.5, -1.0, 3.0, 0.0]))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **past: Tensor) -> tuple[Tensor, ...]:
+        output, _, *present = attend(
+            q, k, v, window=9, softcap=3.0, sinks=self.sinks, return_weights=False, **past
+        )
+        return (output, *present) if past else (output,)
+
+
+class GrowingSinks(Sinks):
+    def forward(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, past_key: Tensor, past_value: Tensor
+    ) -> tuple[Tensor, ...]:
+        return super().forward(q, k, v, past_key=past_key, past_value=past_value)
+
+
+class FixedSinks(Sinks):
+    def forward(  # type: ignore[override]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past_key: Tensor,
+        past_value: Tensor,
+        past_lengths: Tensor,
+    ) -> tuple[Tensor, ...]:
+        return super().forward(
+            q, k, v, past_key=past_key, past_value=past_value, past_lengths=past_lengths
+        )
+
+
+SINKS: dict[CacheKind, type[Sinks]] = {
+    CacheKind.NONE: Sinks, DYNAMIC: GrowingSinks, CacheKind.STATIC: FixedSinks
+}  # fmt: skip
+
+
+def sinks_target(cache: CacheKind) -> Target:
+    """Four query heads on two, of 8 features; the dims are those of the op with this cache."""
+    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, cache=cache)
+    bare = reference_target(spec, dtype=torch.float32, return_weights=False)
+    return replace(bare, module=SINKS[cache](), spec=None)
+
+
+@pytest.mark.parametrize("cache", SINKS)
+@pytest.mark.parametrize("form", ["decomposed", "gqa"])
+def test_sinks_in_the_forms_that_have_them(tmp_path: Path, form: str, cache: CacheKind) -> None:
+    target = sinks_target(cache)
+    sinks = target.module.get_parameter("sinks").detach().numpy()
+    random = np.random.default_rng(2)
+    with write(target, form, tmp_path) as session:
+        for tokens, batch, past in ((1, 2, 12), (7, 1, 0), (33, 3, 5)):
+            sizes = {"tokens": tokens, "batch": batch, "past_tokens": past}
+            feeds = Feeder(contract=session.contract).make(
+                {**sizes, "capacity": past + tokens}, random
+            )
+            if cache is CacheKind.STATIC:
+                feeds["past_lengths"][:] = past
+                feeds["past_key"], feeds["past_value"] = (
+                    random.standard_normal((batch, 2, past + tokens, 8), np.float32)
+                    for _ in range(2)
+                )
+            if cache is CacheKind.NONE:
+                past = 0
+            k, v = (
+                np.concatenate([feeds[before][:, :, :past], feeds[new]], axis=2)
+                if past
+                else feeds[new]
+                for before, new in (("past_key", "k"), ("past_value", "v"))
+            )
+            options: dict[str, Any] = {"past": past, "window": 9, "softcap": 3.0}
+            plain, _ = attention(feeds["q"], k, v, sinks=sinks, **options)
+            wide = [array.astype(np.float64) for array in (feeds["q"], k, v)]
+            oracle, _ = attention(*wide, sinks=sinks.astype(np.float64), **options)
+            output = session.run(feeds)[session.contract.outputs[0].name]
+            comparison = compare(output, oracle, plain)
+            assert comparison.passed, (sizes, comparison.reason)
+
+
+@pytest.mark.parametrize("form", ["attention", "blocked"])
+def test_other_forms_refuse_sinks(form: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="has no `sinks`: use form 'decomposed' or 'gqa'"):
+        write(sinks_target(CacheKind.NONE), form, tmp_path)
 
 
 class Padded(nn.Module):

@@ -76,7 +76,7 @@ class GroupQueryAttention(OpRun):
 
     Query ``[batch, tokens, heads * size]`` or packed with key and value; the past
     ``[batch, kv_heads, past, size]`` is full up to ``seqlens_k + 1 - tokens``; up to
-    ``seqlens_k + 1`` where new keys and values are of no token. Of sinks only those of ``-inf``.
+    ``seqlens_k + 1`` where new keys and values are of no token.
     """
 
     op_domain = MICROSOFT
@@ -108,8 +108,6 @@ class GroupQueryAttention(OpRun):
         **unknown: Any,
     ) -> tuple[Array, Array, Array]:
         others = (position_ids, attention_bias, *others)
-        if head_sink is not None and not np.isneginf(head_sink).all():
-            others = (head_sink, *others)
         if seqlens_k is None or any(item is not None for item in others) or any(unknown.values()):
             raise NotImplementedError("GroupQueryAttention with options that are not known here")
         batch, tokens = query.shape[:2]
@@ -144,7 +142,9 @@ class GroupQueryAttention(OpRun):
             if local_window_size is not None and local_window_size > 0:
                 visible &= np.arange(room)[None, :] > places[:, None] - local_window_size
             factor = scale or 1 / np.sqrt(q.shape[3])
-            output[row] = _attended(q_row, keys[row], values[row], visible, factor, softcap)
+            output[row] = _attended(
+                q_row, keys[row], values[row], visible, factor, softcap, head_sink
+            )
         return np.moveaxis(output, 1, 2).reshape(batch, tokens, -1), keys, values
 
 
@@ -188,7 +188,13 @@ def _rotated(
 
 
 def _attended(
-    q: Array, k: Array, v: Array, visible: Array, scale: float, softcap: float | None
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Array,
+    scale: float,
+    softcap: float | None,
+    sinks: Array | None,
 ) -> Array:
     groups = q.shape[0] // k.shape[0]
     k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
@@ -196,6 +202,9 @@ def _attended(
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     scores = np.where(visible, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    result: Array = (weights / weights.sum(axis=-1, keepdims=True)) @ v
+    sink = np.float64(-np.inf) if sinks is None else sinks[:, None, None]
+    highest = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - highest)
+    result: Array = (weights / total) @ v
     return result.astype(q.dtype)
