@@ -20,6 +20,7 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.runtime import Session, available_providers
 from causal_attn.verify.checks.all_checks import check_file, run_checks
+from causal_attn.verify.checks.declared_dims import check_declared_dims
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.placement import count_placement
 from causal_attn.verify.checks.trial import Trial, require_lengths
@@ -139,6 +140,8 @@ def _verify(
                 not_checked += reasons
                 witness = find_witness(session, interface.feeder, subject.proof.leak, dynamic)
                 dynamic = (*dynamic, *witness_check(witness, dynamic, session))
+                if subject.variant.contract.form == "foreign":
+                    dynamic = (check_declared_dims(ran, provider), *dynamic)
             else:
                 detail = f"no input that was tried runs: {ran.reason}"
                 dynamic = (_not_run(subject, provider, detail),)
@@ -200,7 +203,7 @@ def _sizes(session: Session, subject: Subject, lengths: Sequence[int] | None) ->
         promised = tuple(lengths or LENGTHS)
         far = max(promised)
         return Runnable(interface=subject.interface, lengths=promised, positions=far, reach=far)
-    marks = graph_lengths(subject.model).compared
+    marks = graph_lengths(subject.model)
     return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS, marks)
 
 

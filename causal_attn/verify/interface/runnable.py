@@ -17,6 +17,7 @@ from causal_attn.errors import CausalAttnError
 from causal_attn.runtime import Session
 from causal_attn.verify.feeds.feeder import Sizes
 from causal_attn.verify.interface.discover import BATCH, PAST, TOKENS, Interface
+from causal_attn.verify.interface.graph_lengths import GraphLengths
 
 __all__ = ["Runnable", "find_runnable"]
 
@@ -31,6 +32,7 @@ class Runnable:
         positions: Of a past and new tokens together, the most that was seen to run.
         reach: Of new tokens without a past, the most that was seen to run.
         notes: What was left out and why.
+        faults: Dims that are declared as dynamic and run at one size only, a clause each.
         reason: With no lengths: what the engine said.
     """
 
@@ -39,11 +41,15 @@ class Runnable:
     positions: int = 0
     reach: int = 0
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     reason: str = ""
 
 
 def find_runnable(
-    session: Session, interface: Interface, lengths: Sequence[int], marks: Sequence[int] = ()
+    session: Session,
+    interface: Interface,
+    lengths: Sequence[int],
+    marks: GraphLengths,
 ) -> Runnable:
     """Try the extremes: the longest lengths, several sequences, a past, and both together.
 
@@ -51,20 +57,32 @@ def find_runnable(
         session: Of the model.
         interface: Of the model.
         lengths: Tokens that are asked for.
-        marks: Numbers that the graph compares with; lengths beyond those are tried if that takes
-            no longer than `_SECONDS`.
+        marks: Numbers of the graph. Lengths beyond those that it compares with are tried if that
+            takes no longer than `_SECONDS`; all are where no length of `lengths` runs.
     """
     fixed = interface.fixed_tokens
     lengths = sorted(lengths if fixed is None else (fixed,))
     pinned = dict(interface.feeder.pinned)
-    notes = []
+    notes: list[str] = []
+    faults: list[str] = []
     some = next((length for length in lengths if length > 1), lengths[0])
     plain = {TOKENS: some, BATCH: 1, PAST: 0, **pinned}
     if reason := _failure(session, interface, plain):
-        return Runnable(interface=interface, lengths=(), reason=reason)
+        frozen = _frozen(session, interface, plain, (*lengths, *marks.all))
+        if not frozen:
+            return Runnable(interface=interface, lengths=(), reason=reason)
+        pinned |= frozen
+        plain |= frozen
+        some = plain[TOKENS]
+        lengths = [some] if TOKENS in frozen else lengths
+        faults += [
+            f"{dim!r} is declared as dynamic and runs at {size} alone ({reason})"
+            for dim, size in frozen.items()
+        ]
+        interface = replace(interface, feeder=replace(interface.feeder, pinned=pinned))
     if BATCH not in pinned and (why := _failure(session, interface, {**plain, BATCH: 2})):
         pinned[BATCH] = 1
-        notes.append(f"several sequences: the model does not run them ({why})")
+        faults.append(f"{BATCH!r} is declared as dynamic, and two sequences do not run ({why})")
     single_past = False
     if interface.past and PAST not in pinned:
         behind = {**plain, PAST: 3}
@@ -86,7 +104,7 @@ def find_runnable(
     reach = longest
     left: list[str] = []
     if interface.fixed_tokens is None:
-        reach, left = _reach(session, interface, longest, marks)
+        reach, left = _reach(session, interface, longest, marks.compared)
     past = pinned.get(PAST, _LONGEST_PAST) if interface.past else 0
     return Runnable(
         interface=interface,
@@ -94,7 +112,31 @@ def find_runnable(
         positions=max(min(reach, _FAR), longest + past),
         reach=reach,
         notes=(*notes, *left),
+        faults=tuple(faults),
     )
+
+
+def _frozen(
+    session: Session, interface: Interface, plain: Sizes, lengths: Sequence[int]
+) -> dict[str, int]:
+    """The dims among those of tokens and sequences that run at one size, which is no usual one.
+
+    Empty where nothing is found that runs, or where several lengths do.
+    """
+    pinned = interface.feeder.pinned
+    batches = (pinned[BATCH],) if BATCH in pinned else (1, 2, 3)
+    tokens = (pinned[TOKENS],) if TOKENS in pinned else sorted(set(lengths))[:_MOST_TRIED]
+    for batch in batches:
+        runs = [
+            length
+            for length in tokens
+            if length <= _FAR
+            and not _failure(session, interface, {**plain, TOKENS: length, BATCH: batch})
+        ]
+        if len(runs) == 1 or (runs and batch != batches[0]):
+            frozen = {TOKENS: runs[0]} if TOKENS not in pinned and len(runs) == 1 else {}
+            return frozen | ({BATCH: batch} if batch != batches[0] else {})
+    return {}
 
 
 def _reach(
@@ -163,6 +205,9 @@ _LONGEST_PAST = 33
 
 _FAR = 257
 """Tokens beyond those that parity is held at: as far as probes and the proof go."""
+
+_MOST_TRIED = 40
+"""Lengths at which a graph is tried that runs at none of the usual ones."""
 
 _BEHIND = 3
 """Tokens behind a number that the graph compares with: a cache filled below it, read above it."""
