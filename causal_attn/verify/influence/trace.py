@@ -14,7 +14,7 @@ import numpy as np
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.graph import Graph, Node
 from causal_attn.verify.influence.order import names_read
-from causal_attn.verify.influence.tensor import Array, Tensor, Value, no_bits
+from causal_attn.verify.influence.tensor import Array, Reordered, Tensor, Value, no_bits
 
 __all__ = ["Path", "trace"]
 
@@ -50,7 +50,7 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
         The path, which is empty where nothing is known of the output's elements.
     """
     writers = {name: node for node in graph.nodes for name in node.outputs if name}
-    tensor = frame.values[output]
+    tensor = _in_any_order(frame.values[output])
     if not isinstance(tensor, Tensor):
         return Path()
     plane = _plane(tensor, bit)
@@ -61,7 +61,7 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
     held: list[bool] = []
     while (node := writers.get(name)) is not None:
         steps.append(f"{node} -> {_element(name, element)}")
-        held.append(_holds(frame.values.get(name), element, bit, frame.mode.positions))
+        held.append(_holds(frame.lookup(name), element, bit, frame.mode.positions))
         found = _step(frame, graph, node, name, element, bit)
         if found is None:
             break
@@ -75,7 +75,12 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
     return Path(tuple(steps[::-1]), tuple(nodes[::-1]), lost[-1] if lost else None)
 
 
-def _holds(value: Value | None, element: tuple[int, ...], bit: int, marks: int) -> bool:
+def _in_any_order(value: Value) -> Value:
+    """Rows that data moved may stand anywhere; a path goes from one that they may stand in."""
+    return value.loose() if isinstance(value, Reordered) else value
+
+
+def _holds(value: Value, element: tuple[int, ...], bit: int, marks: int) -> bool:
     """Whether the element still stands at the place of its position, along some axis.
 
     Rows are the last ones of the call, as everywhere, and what is padded is padded at the end. An
@@ -90,7 +95,7 @@ def _holds(value: Value | None, element: tuple[int, ...], bit: int, marks: int) 
 def _step(
     frame: Frame, graph: Graph, node: Node, name: str, element: tuple[int, ...], bit: int
 ) -> tuple[str, tuple[int, ...]] | None:
-    sources = {source: frame.lookup(source) for source in names_read(node)}
+    sources = {source: _in_any_order(frame.lookup(source)) for source in names_read(node)}
     cleared = {source: _cleared(value) for source, value in sources.items()}
 
     def arrives(source: str, kept: Array) -> bool:
@@ -103,7 +108,7 @@ def _step(
         inner = frame.overridden({**cleared, source: planes})
         inputs = [inner.lookup(item) if item else None for item in node.inputs]
         outputs = inner.evaluate(node, inputs, graph)
-        result = outputs[node.outputs.index(name)]
+        result = _in_any_order(outputs[node.outputs.index(name)])
         if not isinstance(result, Tensor):
             return False
         plane = _plane(result, bit)

@@ -224,3 +224,12 @@ def test_rows_that_show_the_order_are_not(name: str) -> None:
     proof = proof_of(made)
     assert proof.verdict in (Verdict.NOT_CAUSAL, Verdict.UNDECIDED)
     assert not (moved & ~proof.outputs["y"]).any()
+
+
+@pytest.mark.parametrize("name", ["left in order", "summed in order", "back by another order"])
+def test_the_path_begins_at_the_input(name: str) -> None:
+    leak = proof_of(model(OPEN[name])).leak
+    assert leak is not None
+    assert leak.path[0].startswith("x[")
+    assert leak.path[-1].endswith("y[0, 0, 0]")
+    assert leak.assumed
