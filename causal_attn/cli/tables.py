@@ -28,8 +28,10 @@ __all__ = [
 def verdict_line(certificate: Certificate) -> Text:
     """The verdict, in the colour of whether the certificate stands."""
     text = Text(str(certificate.verdict), style="bold green" if certificate.passed else "bold red")
-    if certificate.score_bound is not None:
-        text.append(f" while |score| <= {certificate.score_bound:.3g}", style="default")
+    bound = certificate.score_bound
+    wanted = [*([] if bound is None else [f"|score| <= {bound:.3g}"]), *certificate.conditions]
+    if wanted:
+        text.append(f" while {' and '.join(wanted)}", style="default")
     return text
 
 

@@ -72,6 +72,14 @@ class Certificate:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """With ``conditional``: what must hold of inputs, such as ``token_type_ids are 0``."""
+        if self.verdict is not Verdict.CONDITIONAL:
+            return ()
+        found = [check.figures.get("conditions") for check in self.checks]
+        return tuple(str(words) for some in found if isinstance(some, list) for words in some)
+
+    @property
     def passed(self) -> bool:
         """Every check passed and the verdict is causal, or conditional with its bound stated."""
         return (

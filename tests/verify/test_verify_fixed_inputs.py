@@ -9,9 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from causal_attn.package.certificate import Check, Verdict
+from causal_attn.cli.tables import verdict_line
+from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify import verify
 from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.page.headline import headline
 from causal_attn.verify.report import VariantReport
 
 Dims = list[str | int]
@@ -111,7 +113,12 @@ def test_a_block_opened_by_types_is_conditional(tmp_path: Path, name: str, kind:
     assert not found.certificate.passed
     assert proof_of(found).passed is None
     assert proof_of(found).detail.endswith(f"while {name} are {kind}")
-    assert proof_of(found).figures["conditions"] == [f"{name} are {kind}"]
+    assert found.certificate.conditions == (f"{name} are {kind}",)
+    again = Certificate.from_json(found.certificate.to_json())
+    assert again.conditions == found.certificate.conditions
+    assert str(verdict_line(again)) == f"conditional while {name} are {kind}"
+    assert headline(found).words == f"Causal while {name} are {kind}"
+    assert headline(found).tone == "unsure"
 
 
 def test_a_cache_reordered_in_the_graph(tmp_path: Path) -> None:

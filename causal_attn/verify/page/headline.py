@@ -43,6 +43,9 @@ def headline(variant: VariantReport) -> Headline:
         reason = _reason(unsure, spare)
     elif certificate.verdict is Verdict.CAUSAL:
         tone, words, reason = "good", "Causal", _reason(unsure, "")
+    elif certificate.conditions:
+        wanted = " and ".join(visible(words)[:80] for words in certificate.conditions)
+        tone, words, reason = "unsure", f"Causal while {wanted}", _reason(unsure, "")
     elif certificate.score_bound is None:
         tone, words, reason = "unsure", "Conditional", _reason(unsure, "No bound is recorded.")
     else:
