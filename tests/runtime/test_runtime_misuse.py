@@ -6,6 +6,7 @@ covered without a thought. Nothing here needs hypothesis: these tests run where 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import itertools
@@ -20,7 +21,7 @@ import pytest
 
 from causal_attn import runtime
 from causal_attn.errors import CausalAttnError, InputError, UsageError
-from causal_attn.runtime import Binding, Cancellation, Session, load
+from causal_attn.runtime import Batcher, Binding, Cancellation, Session, load
 
 Q = np.ones((1, 1, 3, 2), np.float32)
 FEEDS = {"q": Q, "k": Q, "v": Q}
@@ -74,11 +75,12 @@ def surface() -> dict[str, Callable[[Path], Callable[..., Any]]]:
         Session: load,
         Binding: lambda path: load(path).bind(FEEDS),
         Cancellation: lambda _: Cancellation(),
+        Batcher: lambda path: Batcher(load(path), delay_seconds=0),
     }
     calls: dict[str, Callable[[Path], Callable[..., Any]]] = {}
     for name in runtime.__all__:
         value = getattr(runtime, name)
-        if inspect.isfunction(value) or value is Cancellation:
+        if inspect.isfunction(value) or value in (Batcher, Cancellation):
             calls[name] = lambda _, value=value: value  # type: ignore[misc]
         if value in made:
             calls |= {f"{name}.{method}": of(made[value], method) for method in public(value)}
@@ -92,14 +94,23 @@ def test_the_surface_is_found() -> None:
     assert SURFACE.keys() >= {
         "load", "available_providers", "Cancellation", "Session.__call__", "Session.run",
         "Session.bind", "Session.run_shared", "Session.share", "Session.close", "Binding.run",
-        "Binding.update", "Binding.read", "Cancellation.cancel",
+        "Binding.update", "Binding.read", "Cancellation.cancel", "Batcher", "Batcher.__call__",
+        "Session.check",
     }  # fmt: skip
 
 
 def arguments(call: Callable[..., Any], path: Path) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     """What to call it with: each argument wrong by itself, then several at once."""
-    right = {"path": path, "feeds": FEEDS, "name": "output", "provider": "cpu", "seconds": 1}
+    right: dict[str, Any] = {
+        "path": path,
+        "feeds": FEEDS,
+        "name": "output",
+        "provider": "cpu",
+        "seconds": 1,
+    }
     signature = inspect.signature(call)
+    if "session" in signature.parameters:
+        right["session"] = load(path)
     named = [
         parameter.name
         for parameter in signature.parameters.values()
@@ -137,7 +148,12 @@ def test_a_call_with_anything_gives_a_result_or_an_error_of_ours(
             continue
         except Exception as error:  # noqa: BLE001 - the test is that there is none
             pytest.fail(f"{name}(*{positional!r}, **{named!r}) gave {error!r}")
-        if isinstance(result, Session):
+        if inspect.iscoroutine(result):
+            try:
+                asyncio.run(result)
+            except CausalAttnError:
+                continue
+        if isinstance(result, Session | Batcher):
             result.close()
 
 
