@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.tensor import Array, Tensor, reduce_bits, unknown
+from causal_attn.verify.influence.tensor import Array, Tensor, make, reduce_bits, unknown
 
 __all__: list[str] = []
 
@@ -124,7 +124,15 @@ def _conv(call: Call) -> list[Tensor]:
     live = _live_taps(weight) if call.node.op in ("Conv", "FusedConv") else np.ones((), bool)
     bits = _receptive(mixed, kernel, sizes, places, live)
     dtype = {"ConvInteger": np.dtype(np.int32)}.get(call.node.op, data.dtype)
-    result = unknown((data.shape[0], weight.shape[0], *sizes), dtype, bits)
+    shape = (data.shape[0], weight.shape[0], *sizes)
+    result = unknown(shape, dtype, bits)
+    bias = call.optional(2) if call.node.op == "Conv" else None
+    if call.node.op == "Conv" and (bias is None or bias.zero.all()):
+        # Softmax weights mixed across heads: what no head sees stays unseen.
+        may_be_other = unknown(data.shape, data.dtype, [(~data.zero).astype(np.uint64)])
+        other = _mixed_channels(may_be_other, groups, weight.shape[0])
+        (reached,) = _receptive(other, kernel, sizes, places, live)
+        result = make(shape, dtype, bits, known=reached == 0, low=np.zeros((), dtype))
     return [call.reached_by(result, *range(1, len(call.inputs)))]
 
 
