@@ -22,6 +22,7 @@ from causal_attn.export.capture.limits import advised_dims, table_end, with_limi
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
 from causal_attn.export.capture.regions import inline_regions
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
+from causal_attn.export.capture.whole_steps import WholeSteps
 from causal_attn.export.dims import Limits, bounded
 from causal_attn.export.eager import as_written
 from causal_attn.export.one_run import evaluating
@@ -119,6 +120,7 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         AsOp(),
         masks_as_given(),
         TrianglesAsMasks(),
+        WholeSteps(),
         # What torch.compile hands over is source already.
         contextlib.nullcontext() if target.guarded else as_written(),
         fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]

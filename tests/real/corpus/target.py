@@ -57,8 +57,6 @@ class RealTarget:
         refusal: Part of the sentence with which `export` refuses it; ``None``: it is exported.
         dtypes: That it is exported in.
         longest: The largest number of tokens, which `export` must find; ``None``: there is none.
-        conditional: Whether it hides the future with a number that is added and whose bound no
-            norm keeps: the verdict is then that.
     """
 
     build: Callable[[], Any]
@@ -66,7 +64,6 @@ class RealTarget:
     refusal: str | None = None
     dtypes: tuple[str, ...] = ("float32",)
     longest: int | None = None
-    conditional: bool = False
 
     def examples(self, seed: int, **sizes: int) -> dict[str, Tensor]:
         """Inputs of `sizes`; of dims that are not given, some size."""
