@@ -12,6 +12,7 @@
     same        where two tensors hold one and the same element
     bounds      how large scores can be, with the weights
     carried     which outputs hand the past on
+    folding     nodes whose inputs are all known
     evaluate    nodes in order, bodies entered, doubts marked
     claim       what is to be proved
     calls       which lengths and pasts are examined

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto
-from onnx.reference import ReferenceEvaluator
 
 from causal_attn.errors import PackageError
 from causal_attn.verify.influence.bounds import EMPTY, UNBOUNDED, Extent, Step, extents_of
 from causal_attn.verify.influence.bounds.extent import hull, known_values
+from causal_attn.verify.influence.folding import filled_proto, folded
 from causal_attn.verify.influence.graph import Graph, Node, Reference, Stored
 from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.origin import Origin, derive, joined, of_value, partial
@@ -31,7 +29,6 @@ from causal_attn.verify.influence.tensor import (
     Unshaped,
     Value,
     broadcast_words,
-    constant,
     join_words,
     unknown,
 )
@@ -39,8 +36,6 @@ from causal_attn.verify.influence.tensor import (
 __all__ = ["Frame"]
 
 _ORDERED = {"ArgMax", "ArgMin", "TopK"}
-_MOST_FOLDED = 1 << 22
-"""Elements of known inputs above which an operator is not computed outright."""
 
 
 class Frame:
@@ -278,14 +273,14 @@ class Frame:
         rule = RULES.get(key)
         made = rule is None and any(any(origin.reach) for origin in call.origins)
         if (rule is None or key in FOLDED) and not made:
-            folded = self._folded(call)
-            if folded is not None:
-                return [self._ordered(call, value) for value in folded]
+            computed = folded(call)
+            if computed is not None:
+                return [self._ordered(call, value) for value in computed]
         if rule is not None:
             return [self._ordered(call, value) for value in rule(call)]
         if node.domain == "" and not any(isinstance(v, Sequenced) for v in call.inputs):
             tensors = [value if isinstance(value, Tensor) else None for value in call.inputs]
-            proto = self._proto(call)
+            proto = filled_proto(call)
             definition = self.program.definition(proto, call.opset, tensors)
             if definition is not None:
                 return self._call(definition, node, call.inputs, call.attributes)
@@ -359,63 +354,6 @@ class Frame:
             else:
                 resolved[name] = value
         return resolved
-
-    def _proto(self, call: Call) -> NodeProto:
-        """The node with what the function around it gives and leaves out filled in."""
-        references = [item for item in call.node.proto.attribute if item.ref_attr_name]
-        absent = [
-            at for at, value in enumerate(call.inputs) if value is None and call.node.inputs[at]
-        ]
-        if not references and not absent:
-            return call.node.proto
-        proto = NodeProto()
-        proto.CopyFrom(call.node.proto)
-        for at in absent:
-            proto.input[at] = ""
-        for item in references:
-            proto.attribute.remove(item)
-            if item.name in call.attributes:
-                value = call.attributes[item.name]
-                proto.attribute.append(onnx.helper.make_attribute(item.name, value))
-        return proto
-
-    def _folded(self, call: Call) -> list[Value] | None:
-        """Outputs computed outright, where every input is known."""
-        node = call.node
-        if node.domain:
-            return None
-        feeds = {}
-        total = 0
-        for name, tensor in zip(node.inputs, call.inputs, strict=True):
-            if tensor is None:
-                continue
-            value = tensor.value if isinstance(tensor, Tensor) else None
-            if value is None:
-                return None
-            total += value.size
-            feeds[name] = value
-        if total > _MOST_FOLDED or any(isinstance(v, Graph) for v in call.attributes.values()):
-            return None
-        infos = [
-            onnx.helper.make_tensor_value_info(
-                name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), list(value.shape)
-            )
-            for name, value in feeds.items()
-        ]
-        results = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
-        graph = onnx.helper.make_graph([self._proto(call)], "fold", infos, results)
-        imports = [onnx.helper.make_opsetid("", call.opset)]
-        model = onnx.helper.make_model(graph, opset_imports=imports)
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
-                outputs = ReferenceEvaluator(model).run(None, feeds)
-        # The evaluator raises what its operators raise, under many types: an index of an axis
-        # without rows is an IndexError, which ONNX Runtime never meets in a branch not taken.
-        except Exception:  # noqa: BLE001
-            return None
-        values = iter(outputs)
-        arrays = [np.asarray(next(values)) if name else np.zeros(()) for name in node.outputs]
-        return [constant(array, self.mode.words) for array in arrays]
 
     def _joined(self, call: Call, reason: str | None, graph: Graph | None) -> list[Value]:
         """Outputs that everything in the inputs reaches, marked with the cause of doubt."""
