@@ -41,9 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify.oracle": BASE | {"package", "verify.feeds", "verify.node_order"},
     "verify.compare": BASE,
     "verify.checks": BASE
-    | {"package", "runtime", "verify.compare", "verify.feeds", "verify.influence"}
-    | {"verify.interface"}
-    | {"verify.oracle", "verify.subject"},
+    | {"machine", "package", "runtime", "verify.compare", "verify.feeds", "verify.influence"}
+    | {"verify.interface", "verify.oracle", "verify.subject"},
     "verify.read_model": BASE | {"machine", "package", "verify.node_order"},
     "verify.subject": BASE
     | {"machine", "package", "runtime", "verify.feeds", "verify.influence", "verify.interface"}
