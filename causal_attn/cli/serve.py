@@ -38,6 +38,9 @@ class LimitFlags:
     max_new_tokens: Annotated[int, typer.Option(help="Of one answer.")] = 4_096
     max_running: Annotated[int, typer.Option(help="At a time, for each model.")] = 16
     max_waiting: Annotated[int, typer.Option(help="One more gets 503.")] = 64
+    batch_delay_seconds: Annotated[
+        float | None, typer.Option(help="Join calls that come within it; default: each alone.")
+    ] = None
     seconds: Annotated[float, typer.Option(help="Until a request is ended.")] = 60.0
     grace_seconds: Annotated[float, typer.Option(help="From SIGTERM to the end.")] = 30.0
 

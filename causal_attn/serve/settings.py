@@ -44,6 +44,8 @@ class Limits:
         max_new_tokens: Of one answer of a language model.
         max_running: Calls, or answers of one language model, at a time.
         max_waiting: Those that wait for a place, for each model; one more gets 503.
+        batch_delay_seconds: That a call with tensors may wait for others to be run with, where the
+            certificate says that sequences are independent; ``None``: each runs alone.
         seconds: Until a request is ended, from the moment that it was taken.
         grace_seconds: That a server which was told to stop waits for what it took.
 
@@ -57,6 +59,7 @@ class Limits:
     max_new_tokens: int = 4_096
     max_running: int = 16
     max_waiting: int = 64
+    batch_delay_seconds: float | None = None
     seconds: float = 60.0
     grace_seconds: float = 30.0
 
@@ -66,6 +69,9 @@ class Limits:
         for name in ("max_new_tokens", "max_running"):
             _require(name, getattr(self, name), 1, 1 << 20)
         _require("max_waiting", self.max_waiting, 0, 1 << 20)
+        delay = self.batch_delay_seconds
+        if delay is not None and not 0 <= delay <= 1:
+            raise UsageError(f"`batch_delay_seconds` must be from 0 to 1 or None, got {delay!r}.")
         for name in ("seconds", "grace_seconds"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_attn.errors import UsageError
 from causal_attn.json_text import shown
 from causal_attn.package.contract import TensorContract
-from causal_attn.runtime import Session
+from causal_attn.runtime import Cancellation, Session
+from causal_attn.runtime.batcher import Batcher
 from causal_attn.runtime.limits import SizeLimits, named_sizes
 from causal_attn.serve.failures import RequestError
 from causal_attn.serve.sdk import InferOutput, InferRequest, InferResponse, Model
@@ -41,6 +43,8 @@ class TensorModel(Model):
         self.session = session
         self.turns = Turns(limits)
         contract = session.contract
+        self._seconds = limits.seconds
+        self._batcher = _batcher(session, limits)
         has_tokens = any(contract.tokens in tensor.dims for tensor in contract.inputs)
         self._limits = SizeLimits(
             contract,
@@ -78,7 +82,7 @@ class TensorModel(Model):
         wanted = None
         if payload.request_outputs:
             wanted = [output.name for output in payload.request_outputs]
-        results = await self.turns.run(lambda: self._run(feeds, wanted))
+        results = await self._run(feeds, wanted)
         return InferResponse(
             payload.id or "",
             self.name,
@@ -100,17 +104,23 @@ class TensorModel(Model):
 
     def numbers(self) -> dict[str, int]:
         """What there is now, by the names of metrics."""
-        return {"calls_running": self.turns.running, "calls_waiting": self.turns.waiting}
+        return {
+            "calls_running": self.turns.running,
+            "calls_waiting": self.turns.waiting,
+            "calls_joined": int(self._batcher is not None),
+        }
 
     def stop(self) -> None:
         """Take no more calls, and close the session when those that run are over."""
         super().stop()
+        if self._batcher is not None:
+            self._batcher.close()
         self.turns.close()
         self.session.close()
 
-    def _run(
+    async def _run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None
-    ) -> dict[str, NDArray[Any]]:
+    ) -> Mapping[str, NDArray[Any]]:
         contract = self.session.contract
         # Sizes need every input with its rank; without, the session says what is wrong.
         if all(
@@ -119,7 +129,30 @@ class TensorModel(Model):
         ) and len(feeds) == len(contract.inputs):
             shapes = {name: array.shape for name, array in feeds.items()}
             self._limits.check(shapes, named_sizes(contract, shapes))
-        return self.session.run(feeds, outputs)
+        if self._batcher is None:
+            return await self.turns.run(lambda: self.session.run(feeds, outputs))
+        names = [tensor.name for tensor in contract.outputs]
+        if outputs and (unknown := sorted({*outputs} - {*names})):
+            raise RequestError(f"`outputs` must be names out of {names}, got {shown(unknown)}.")
+        with Cancellation(seconds=self._seconds):
+            results = dict(zip(names, await self._batcher.call_async(**feeds), strict=True))
+        return {name: results[name] for name in outputs or names}
+
+
+def _batcher(session: Session, limits: Limits) -> Batcher | None:
+    """What joins calls of `session`, where that is asked for and its sequences are independent."""
+    if limits.batch_delay_seconds is None:
+        return None
+    try:
+        return Batcher(
+            session,
+            max_batch=limits.max_running,
+            delay_seconds=limits.batch_delay_seconds,
+            max_waiting=limits.max_running + limits.max_waiting,
+        )
+    # Sequences that reach each other are no mistake of the one who serves them.
+    except UsageError:
+        return None
 
 
 def _described(tensor: TensorContract) -> dict[str, Any]:

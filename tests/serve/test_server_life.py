@@ -7,7 +7,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from causal_attn import models
 from causal_attn.cli import main
+from causal_attn.runtime import load
 
 TOKEN = "correct-horse-battery"
 
@@ -27,11 +30,12 @@ def guarded(endless: Path, tmp_path: Path) -> Iterator[Server]:
     """A server with a token and small limits."""
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
+    joined = ("--batch-delay-seconds", "0.002")
     small = ("--max-request-bytes", "4000", "--max-tokens", "40", "--max-new-tokens", "3000")
     running = start(
         f"letters={endless}",
         f"attention={models.path('causal_attention')}",
-        *("--token-file", str(token), *small),
+        *("--token-file", str(token), *small, *joined),
     )
     yield running
     running.process.kill()
@@ -59,6 +63,9 @@ def test_tokens_limits_and_the_end(guarded: Server) -> None:
         assert b"token" in body
         assert TOKEN.encode() not in body
     assert get(guarded, "/metrics")[0] == 401
+    status, page = get(guarded, "/metrics", Authorization=f"Bearer {TOKEN}")
+    assert status == 200
+    assert b'causal_attn_calls_joined{model_name="attention"} 1.0' in page
     assert get(guarded, "/v2/health/ready")[0] == get(guarded, "/v2/health/live")[0] == 200
     with pytest.raises(AuthenticationError), opened(guarded, "another-token") as client:
         client.models.list()
@@ -83,6 +90,7 @@ def _check_grpc(server: Server) -> None:
         assert client.is_server_live()
         with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
             client.infer("attention", inputs)
+        _check_joined(client, headers)
         with pytest.raises(InferenceServerException, match="at most 40 tokens"):
             client.infer("attention", inputs, headers=headers)
         inputs[0].set_data_from_numpy(array)
@@ -91,6 +99,28 @@ def _check_grpc(server: Server) -> None:
         inputs[0].set_data_from_numpy(large)
         with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
             client.infer("attention", inputs, headers=headers)
+
+
+def _check_joined(client: Any, headers: dict[str, str]) -> None:
+    """Calls of many threads at once, joined, get each what it would get alone."""
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal((1, 2, 9, 4)).astype(np.float32) for _ in range(12)]
+
+    def called(array: Any) -> Any:
+        inputs = []
+        for name in "qkv":
+            inputs.append(tritonclient.grpc.InferInput(name, array.shape, "FP32"))
+            inputs[-1].set_data_from_numpy(array)
+        wanted = [tritonclient.grpc.InferRequestedOutput("output")]
+        answer = client.infer("attention", inputs, outputs=wanted, headers=headers)
+        assert answer.as_numpy("weights") is None
+        return answer.as_numpy("output")
+
+    with ThreadPoolExecutor(12) as pool:
+        came = list(pool.map(called, arrays))
+    with load(models.path("causal_attention"), intra_op_threads=1) as session:
+        for array, one in zip(arrays, came, strict=True):
+            np.testing.assert_allclose(one, session(array, array, array)[0], rtol=1e-5, atol=1e-6)
 
 
 def _check_bodies(server: Server) -> None:
