@@ -12,7 +12,7 @@ from causal_attn.export import export
 from causal_attn.export.forms import blocked as form_blocked
 from causal_attn.export.forms.blocked_gqa import OLDEST_ONNXRUNTIME
 from causal_attn.machine.release import OLDEST, release
-from causal_attn.runtime import load, loading, ort
+from causal_attn.runtime import agreement, load, loading, ort
 
 HEADS = AttentionSpec(num_heads=2, head_dim=8)
 
@@ -46,7 +46,7 @@ def test_an_older_runtime_is_refused_before_it_sees_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(tmp_path / "p", HEADS, "blocked")
-    monkeypatch.setattr(loading, "installed_version", lambda: "1.30.0")
+    monkeypatch.setattr(agreement, "installed_version", lambda: "1.30.0")
     monkeypatch.setattr(loading, "open_engine", None)
     with pytest.raises(EngineError, match=r"ONNX Runtime 1\.30\.0 .* 1\.31 or newer"):
         load(tmp_path / "p")
@@ -56,7 +56,7 @@ def test_what_is_written_does_not_depend_on_the_installed_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort, "installed_version", lambda: "1.30.0")
-    monkeypatch.setattr(loading, "installed_version", lambda: "1.30.0")
+    monkeypatch.setattr(agreement, "installed_version", lambda: "1.30.0")
     monkeypatch.setattr(form_blocked, "installed_version", lambda: "1.30.0", raising=False)
     with pytest.raises(CheckError, match=r"needs 1\.31 or newer"):
         exported(tmp_path / "p", HEADS, "blocked")

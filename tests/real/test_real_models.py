@@ -159,9 +159,9 @@ def test_a_cache_is_paired_part_by_part(graph: Graphs) -> None:
 
 
 def test_sizes_that_do_not_run_are_named(report: Reports) -> None:
-    (left_out,) = report("genai-llama").variants[0].not_checked
-    assert left_out.startswith("several sequences with a past and 2 new tokens")
-    assert "batch_size must be 1" in left_out
+    left_out = report("genai-llama").variants[0].not_checked
+    (line,) = [one for one in left_out if one.startswith("several sequences with a past")]
+    assert "batch_size must be 1" in line
 
 
 def test_an_output_can_be_picked(graph: Graphs) -> None:
