@@ -29,6 +29,8 @@ class Verdict(StrEnum):
     """Causal while scores stay within ``score_bound`` (a finite mask constant is added), or while
     an input has the values that a check names."""
     UNDECIDED = "undecided"
+    OF_ALL_TOKENS = "of all tokens"
+    """No output has a token axis, so that none can be causal or not: each is of all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +83,15 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Every check passed and the verdict is causal, or conditional with its bound stated."""
+        """Every check passed, and the verdict is one that may go with a model.
+
+        That is causal, conditional with its bound stated, or of all tokens.
+        """
         return (
             bool(self.checks)
             and all(check.passed is True for check in self.checks)
             and (
-                self.verdict is Verdict.CAUSAL
+                self.verdict in (Verdict.CAUSAL, Verdict.OF_ALL_TOKENS)
                 or (self.verdict is Verdict.CONDITIONAL and self.score_bound is not None)
             )
         )

@@ -27,6 +27,7 @@ from causal_attn.verify.influence import (
     Proof,
     prove,
     prove_independent,
+    prove_selected,
 )
 from causal_attn.verify.interface.discover import BATCH, Interface, discover, from_contract
 from causal_attn.verify.read_model import read_model
@@ -85,7 +86,8 @@ class Subject:
     @cached_property
     def proof(self) -> Proof:
         """The influence proof of `claim`, made when it is first asked for."""
-        return prove(self.model, self.claim, base_dir=self.variant.directory)
+        about = prove_selected if self.interface.rowless else prove
+        return about(self.model, self.claim, base_dir=self.variant.directory)
 
     @cached_property
     def independence(self) -> Independence | None:

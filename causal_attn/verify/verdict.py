@@ -41,6 +41,8 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
         checks = [*checks, *_agreement(future, proof.verdict)]
     if False in future or (proof.verdict is Verdict.NOT_CAUSAL and not unsure):
         verdict = Verdict.NOT_CAUSAL
+    elif subject.interface.rowless:
+        verdict = proof.verdict
     elif unsure or not future or None in future:
         verdict = Verdict.UNDECIDED
     else:

@@ -244,24 +244,27 @@ def _with_tf32(subject: Subject, trial: Trial) -> str:
 
 def _found_by_running(session: Session, interface: Interface) -> Interface:
     """Token axes of outputs whose dims carry no name: those that grow with the tokens."""
-    if not interface.unplaced or interface.fixed_tokens is not None:
+    names = interface.unplaced if interface.outputs else interface.others
+    if not names or interface.fixed_tokens is not None or interface.rowless:
         return interface
     rng = np.random.default_rng(0)
     shapes = []
     for sizes in interface.feeder.cases((5, 7)):
         sizes = {**sizes, **{name: 2 for name in sizes if name not in ("tokens",)}}
         results = session.run(interface.feeder.make({**sizes, **interface.feeder.pinned}, rng))
-        shapes.append({name: results[name].shape for name in interface.unplaced})
+        shapes.append({name: results[name].shape for name in names})
     axes = {}
     for name, short in shapes[0].items():
         grown = [axis for axis, size in enumerate(short) if shapes[1][name][axis] == size + 2]
         if grown:
             axes[name] = grown[0]
     if not axes and not interface.outputs:
+        if shapes[0] == shapes[1]:
+            return replace(with_outputs(interface, {}), rowless=True)
         raise UsageError(
-            "`outputs` must have one that grows with the tokens, got none: "
-            f"{[tensor.name for tensor in session.contract.outputs]}. A graph that returns one "
-            "row for all tokens cannot be causal or not."
+            "`outputs` must have one that grows by one with each token, got shapes "
+            f"{list(shapes[0].values())} at 5 tokens and {list(shapes[1].values())} at 7: which "
+            "rows are of which token is not known."
         )
     return with_outputs(interface, axes)
 

@@ -55,7 +55,11 @@ def check_padding(trial: Trial) -> Check | None:
     """Pad a sequence on either side; ``None`` for a graph with no mask or only one size."""
     interface, feeder = trial.interface, trial.feeder
     free = not {TOKENS, BATCH, PAST} & set(feeder.pinned)
-    if interface is None or interface.mask is None or not free or not feeder.watched():
+    if interface is None or interface.mask is None or not free:
+        return None
+    if interface.rowless:
+        return _of_all_tokens(trial, interface)
+    if not feeder.watched():
         return None
     prober = _Prober(trial, interface)
     found: dict[str, str] = {}
@@ -74,6 +78,34 @@ def check_padding(trial: Trial) -> Check | None:
     return trial.result(_NAME, passed, "; ".join(sides), **figures)
 
 
+def _of_all_tokens(trial: Trial, interface: Interface) -> Check:
+    """Results of all tokens: of none but the real ones, on one side at least.
+
+    A last token is the last real one where padding is on the left; a result that looks its row up
+    by the mask is right on both sides.
+    """
+    prober = _Prober(trial.session, interface, trial.rng(_NAME))
+    seen: dict[str, list[str]] = {}
+    for side in _SIDES:
+        padded = prober.padded(side)
+        one, other = (
+            trial.session.run(feeds) for feeds in (padded, prober.refilled(padded, side))
+        )
+        batch = {
+            t.name: t.dims.index(BATCH) for t in trial.feeder.contract.outputs if BATCH in t.dims
+        }
+        seen[side.name] = [
+            name
+            for name, axis in batch.items()
+            if np.take(one[name], 1, axis).tobytes() != np.take(other[name], 1, axis).tobytes()
+        ]
+    sides = [
+        f"on the {side} " + (f"{names} change with it" if names else "nothing of it is seen")
+        for side, names in seen.items()
+    ]
+    return trial.result(_NAME, not all(seen.values()), "; ".join(sides))
+
+
 class _Prober:
     def __init__(self, trial: Trial, interface: Interface) -> None:
         self.trial, self.session, self.interface = trial, trial.session, interface
@@ -84,9 +116,9 @@ class _Prober:
 
     def fault(self, side: _Side) -> tuple[str, dict[str, float]]:
         """What is wrong with padding on a side, as a clause, or nothing; and its figures."""
-        padded = self._padded(side)
+        padded = self.padded(side)
         rows = self._rows(self.session.run(padded), 1, side.real)
-        other = self._rows(self.session.run(self._refilled(padded, side)), 1, side.real)
+        other = self._rows(self.session.run(self.refilled(padded, side)), 1, side.real)
         alone = self._rows(self.session.run(self._alone(side, _SHORT)), 0, slice(0, _SHORT))
         longer = {name: array[: _SHORT - 1] for name, array in alone.items()}
         shorter = self._rows(
@@ -108,7 +140,8 @@ class _Prober:
             )
         return "", figures
 
-    def _padded(self, side: _Side) -> Feeds:
+    def padded(self, side: _Side) -> Feeds:
+        """Two sequences, the second with padding on `side`."""
         feeds = {name: array.copy() for name, array in self.feeds.items()}
         mask = feeds[self.interface.mask or ""]
         mask[1] = 0
@@ -120,7 +153,7 @@ class _Prober:
                 ids[1] = np.maximum(np.cumsum(mask[1]) - 1, 0)
         return feeds
 
-    def _refilled(self, padded: Feeds, side: _Side) -> Feeds:
+    def refilled(self, padded: Feeds, side: _Side) -> Feeds:
         """`padded` with other tokens in the padding."""
         feeder = self.interface.feeder
         changed = {name: array.copy() for name, array in padded.items()}

@@ -26,6 +26,8 @@ def check_past_matters(trial: Trial) -> Check | None:
     length = trial.length(13)
     if length < 2:
         return None
+    if trial.interface is not None and trial.interface.rowless:
+        return _tokens_matter(trial, length)
     spec = trial.feeder.contract.spec
     alone = spec is not None and spec.window == 1
     places = [place for place in _PLACES if place < length - 1] or [0]
@@ -55,6 +57,24 @@ def check_past_matters(trial: Trial) -> Check | None:
             detail += f", and {at} changes {row}"
     passed = not unread and (alone or bool(reached))
     return trial.result(_NAME, passed, detail, tokens=length, changed=places)
+
+
+def _tokens_matter(trial: Trial, length: int) -> Check:
+    """Of results of all tokens: more than one token must have a part in them."""
+    feeder, session, rng = trial.feeder, trial.session, trial.rng(_NAME)
+    (sizes,) = feeder.cases((length,))
+    feeds = feeder.make(sizes, rng)
+    base = session.run(feeds)
+    places = sorted({0, length // 2, length - 2, length - 1})
+    moved = []
+    for place in places:
+        changed = session.run(feeder.perturb(feeds, range(place, place + 1), 1.0, rng))
+        if any(changed[name].tobytes() != base[name].tobytes() for name in base):
+            moved.append(place)
+    detail = f"of the tokens {places} those that change a result are {moved}"
+    if len(moved) < 2:
+        detail += ": the others are not read"
+    return trial.result(_NAME, len(moved) > 1, detail, tokens=length, changed=places)
 
 
 def _moved(trial: Trial, length: int, place: int, rng: np.random.Generator) -> set[int]:

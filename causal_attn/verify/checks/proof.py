@@ -28,6 +28,7 @@ def check_proof(subject: Subject) -> Check:
     unreached = (proof.score_bound or 0) >= LOW_BOUND and not proof.conditions
     passed: bool | None = {
         Verdict.CAUSAL: True,
+        Verdict.OF_ALL_TOKENS: True,
         Verdict.CONDITIONAL: unreached or None,
         Verdict.UNDECIDED: None,
         Verdict.NOT_CAUSAL: False,

@@ -61,6 +61,7 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     shapes,
     softmax,
 )
+from causal_attn.verify.influence.selected import prove_selected
 
 __all__ = [
     "BATCHES",
@@ -74,4 +75,5 @@ __all__ = [
     "positions",
     "prove",
     "prove_independent",
+    "prove_selected",
 ]

@@ -64,7 +64,7 @@ def prove_independent(
         InputError: As for `causal_attn.verify.influence.prove`.
         PackageError: Likewise.
     """
-    question = ask(model, claim, base_dir)
+    question = ask(model, claim, base_dir, examined=False)
     asked = asked_calls(question.program.graph, claim)
     few = max((tokens for tokens, _ in asked if tokens <= _SOME_TOKENS), default=asked[0][0])
     calls = [call for call in asked if call[0] in (few, asked[0][0])]

@@ -28,7 +28,7 @@ from causal_attn.verify.influence.rows import Rows
 from causal_attn.verify.influence.tensor import Reordered, Sequenced, Tensor, Value, join_words
 from causal_attn.verify.influence.trace import trace
 
-__all__ = ["Question", "examine", "output_values", "row_positions"]
+__all__ = ["Question", "examine", "output_values", "row_positions", "values_of"]
 
 _GROWTH = 3
 """Evaluations after which a cache must be as large as the one before it."""
@@ -222,14 +222,19 @@ def _frame(
     return frame
 
 
-def output_values(question: Question, tokens: int, past: int) -> dict[str, Value]:
-    """Every output of one call, masks read strictly."""
+def values_of(question: Question, tokens: int, past: int) -> dict[str, Value]:
+    """Every value of one call, masks read strictly."""
     frame = _frame(question, tokens, past, Mode(positions=question.marks(tokens, past)), {})
-    values = {name: frame.values[name] for name in question.program.graph.outputs}
     return {
         name: value.loose() if isinstance(value, Reordered) else value
-        for name, value in values.items()
+        for name, value in frame.values.items()
     }
+
+
+def output_values(question: Question, tokens: int, past: int) -> dict[str, Value]:
+    """Every output of one call, masks read strictly."""
+    values = values_of(question, tokens, past)
+    return {name: values[name] for name in question.program.graph.outputs}
 
 
 def _find(findings: _Findings, question: Question, name: str, tokens: int, past: int) -> None:

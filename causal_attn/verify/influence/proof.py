@@ -82,14 +82,23 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     )
 
 
-def ask(model: ModelProto, claim: Claim, base_dir: str | Path | None) -> Question:
-    """The question that `claim` asks of a model; what it raises is what `prove` raises."""
+def ask(
+    model: ModelProto, claim: Claim, base_dir: str | Path | None, *, examined: bool = True
+) -> Question:
+    """The question that `claim` asks of a model; what it raises is what `prove` raises.
+
+    Args:
+        model: As for `prove`.
+        claim: Likewise.
+        base_dir: Likewise.
+        examined: Whether the question is about the claim's outputs; if not, about none yet.
+    """
     program = read_program(model, Path(base_dir) if base_dir is not None else None)
     _check_inputs(program, claim)
     return Question(
         program=program,
         axes=claim.axes,
-        outputs=_chosen_outputs(program, claim),
+        outputs=_chosen_outputs(program, claim) if examined else {},
         dims=dict(claim.dims),
         known=dict(claim.known),
     )

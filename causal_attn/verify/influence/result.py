@@ -103,6 +103,9 @@ class Proof:
 
     def __str__(self) -> str:
         """One sentence with the verdict and its reason."""
+        if self.verdict is Verdict.OF_ALL_TOKENS:
+            about = "; ".join(self.notes)
+            return f"no output has a token axis, so that nothing is claimed of rows; {about}"
         if self.leak is not None:
             return f"{self.verdict}: {self.leak}"
         if self.undecided:

@@ -67,6 +67,7 @@ class Interface:
         sizes: Dims of the graph, by the graph's own names, that have one size.
         unplaced: Outputs to examine whose token axis only running shows.
         notes: What was left out and why.
+        rowless: Whether no output grows with the tokens: each is of all of them.
     """
 
     feeder: Feeder
@@ -81,6 +82,7 @@ class Interface:
     sizes: Mapping[str, int] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    rowless: bool = False
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -155,7 +157,18 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
         mask=mask,
         positions=positions,
         notes=(*loose, *_undecoded(contract, past)),
+        rowless=_is_rowless(contract),
     )
+
+
+def _is_rowless(contract: Contract) -> bool:
+    """Whether the dims of all outputs follow from inputs' other than tokens and past."""
+
+    def names(tensors: Iterable[TensorContract]) -> set[str]:
+        dims = (dim for tensor in tensors for dim in tensor.dims if isinstance(dim, str))
+        return {name for dim in dims for name in DimExpression.parse(dim).names}
+
+    return names(contract.outputs) <= names(contract.inputs) - {contract.tokens, PAST}
 
 
 def _with_our_past(contract: Contract) -> Contract:

@@ -46,6 +46,9 @@ def headline(variant: VariantReport) -> Headline:
     elif certificate.conditions:
         wanted = " and ".join(visible(words)[:80] for words in certificate.conditions)
         tone, words, reason = "unsure", f"Causal while {wanted}", _reason(unsure, "")
+    elif certificate.verdict is Verdict.OF_ALL_TOKENS:
+        tone, words = "conditional", "Of all tokens"
+        reason = "No output has a token axis, so that causality is nothing that it has or lacks."
     elif certificate.score_bound is None:
         tone, words, reason = "unsure", "Conditional", _reason(unsure, "No bound is recorded.")
     else:

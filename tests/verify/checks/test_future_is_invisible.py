@@ -62,9 +62,11 @@ def graph(path: Path, noise: str, *, reverse: int) -> Path:
 def check(path: Path) -> Check:
     (subject,) = read_subjects(path)
     with subject.open(Provider.CPU) as session:
-        return check_future_is_invisible(
+        found = check_future_is_invisible(
             Trial(session=session, feeder=subject.interface.feeder, lengths=(2, 8))
         )
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("noise", ["NaN", "garbage"])
