@@ -84,7 +84,7 @@ def _of_all_tokens(trial: Trial, interface: Interface) -> Check:
     A last token is the last real one where padding is on the left; a result that looks its row up
     by the mask is right on both sides.
     """
-    prober = _Prober(trial.session, interface, trial.rng(_NAME))
+    prober = _Prober(trial, interface)
     seen: dict[str, list[str]] = {}
     for side in _SIDES:
         padded = prober.padded(side)
