@@ -124,8 +124,9 @@ class _Gated(aio.ServerInterceptor):
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        details: grpc.HandlerCallDetails,
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        details = handler_call_details
         handler = await continuation(details)
         if handler is None or handler.unary_unary is None or details.method in _HEALTH:
             return handler

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from causal_attn.serve.gate import Gate
-from causal_attn.serve.sdk import DataPlane, ModelNotFound, ModelRepository
+from causal_attn.serve.sdk import DataPlane, InferResponse, ModelNotFound, ModelRepository
 from causal_attn.serve.tensor_model import TensorModel
 
 __all__ = ["Plane"]
@@ -39,6 +39,19 @@ class Plane(DataPlane):
         if not isinstance(model, TensorModel):
             raise ModelNotFound(name)
         return model
+
+    async def infer(
+        self, model_name: str, request: Any, headers: dict[str, str] | None = None
+    ) -> tuple[InferResponse, dict[str, str]]:
+        """The answer of a model to `request`, an `InferRequest`, and headers that go with it.
+
+        Raises:
+            ModelNotFound: There is no such model.
+            CausalAttnError: As in `TensorModel.predict`.
+        """
+        answer, beside = await super().infer(model_name, request, headers)
+        assert isinstance(answer, InferResponse)  # the SDK's other models may give a dict
+        return answer, beside
 
     async def ready(self) -> bool:
         """Whether every model is loaded and warm, and the server takes requests."""

@@ -62,11 +62,11 @@ class TensorModel(Model):
 
     async def predict(
         self,
-        payload: InferRequest,
+        payload: Any,
         headers: Mapping[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> InferResponse:
-        """Run the session on the tensors of `payload`.
+        """Run the session on the tensors of `payload`, an `InferRequest`.
 
         Raises:
             RequestError: An input comes twice.
