@@ -25,6 +25,11 @@ __all__ = ["InFloat64", "RoundedAtRandom", "round_at_random"]
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
+_WIDE = {
+    **dict.fromkeys(_NARROW, torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
+
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 """Binary digits of the significand."""
 
@@ -81,7 +86,7 @@ class InFloat64(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = {
-            name: torch.float64 if name == "dtype" and value in _NARROW else value
+            name: _WIDE.get(value, value) if name == "dtype" else value
             for name, value in (kwargs or {}).items()
         }
         result = func(*_widened(func, args), **_widened(func, kwargs))

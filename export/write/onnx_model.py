@@ -25,6 +25,7 @@ from causal_attn.export.forms.demand import Demand
 from causal_attn.export.forms.form import Form
 from causal_attn.export.target import LARGE_BYTES, Target
 from causal_attn.export.torch_output import quiet
+from causal_attn.export.write.complex_pairs import has_complex, write_complex_as_pairs
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.ordinary_ops import ORDINARY
 from causal_attn.export.write.rotary import expand_angles
@@ -62,9 +63,10 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
             own: dict[Any, Any] = {**ORDINARY, ATTEND: form.decompose, SDPA: lower_sdpa}
             lowered = program
             # torch.onnx decomposes a program itself, which for a large model takes its time.
-            if not _is_plain(program, own):
+            if has_complex(program) or not _is_plain(program, own):
                 lowered = program.run_decompositions(own)
                 _refuse_mutation(lowered)
+                write_complex_as_pairs(lowered)
                 if not target.guarded:
                     # Decompositions branch too, and torch checks their guards against nothing.
                     refuse_narrowed_dims(lowered, target)
