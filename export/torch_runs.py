@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from causal_attn.errors import InputError
 from causal_attn.export.arithmetic import InFloat64, RoundedAtRandom
+from causal_attn.export.capture.causal_bias import biases_as_masks
 from causal_attn.export.eager import as_written
 from causal_attn.export.one_run import evaluating
 from causal_attn.export.target import LARGE_BYTES, Target
@@ -81,7 +82,7 @@ def _run(
     inputs = target.arguments(
         {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
     )
-    with evaluating(module), torch.no_grad(), as_written(), arithmetic():
+    with evaluating(module), torch.no_grad(), as_written(), biases_as_masks(), arithmetic():
         try:
             result = module(**inputs)
         # The caller's code: whatever it raises is an answer about these sizes.

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
+from causal_attn.export.capture.causal_bias import biases_as_masks
 from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
@@ -120,6 +121,7 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         AsOp(),
         masks_as_given(),
         TrianglesAsMasks(),
+        biases_as_masks(),
         WholeSteps(),
         # What torch.compile hands over is source already.
         contextlib.nullcontext() if target.guarded else as_written(),
