@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
 from causal_attn.export.capture.causal_bias import biases_as_masks
 from causal_attn.export.capture.encoder_masks import masks_as_given
+from causal_attn.export.capture.fixed_lengths import noting_fixed_lengths
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
 from causal_attn.export.capture.regions import inline_regions
@@ -73,12 +74,13 @@ def capture(target: Target, log: ExportLog) -> Traced:
 def _trace(given: Target, log: ExportLog) -> Traced:
     """Trace `given`, with the bounds that its own code has where torch asks for bounds."""
     target, oblivious = given, False
+    lines: list[str] = []
     # What torch said before a try that may not help: it is told if that fails.
     told: tuple[str, str] | None = None
     text = kind = ""
     for _ in range(_MOST_TRIES):
         try:
-            with _tracing(target, log, oblivious=oblivious):
+            with noting_fixed_lengths(lines), _tracing(target, log, oblivious=oblivious):
                 program = torch.export.export(
                     target.module,
                     args=(),
@@ -102,7 +104,7 @@ def _trace(given: Target, log: ExportLog) -> Traced:
             if relaxed.examples is not target.examples:
                 told = told or (text, kind)
             target = relaxed
-    raise CaptureError(_explain(*(told or (text, kind)), target, log))
+    raise CaptureError(_explain(*(told or (text, kind)), target, log, lines))
 
 
 @contextlib.contextmanager
@@ -179,7 +181,7 @@ def _dynamic_shapes(target: Target) -> dict[str, dict[int, Any]]:
     return target.arguments(shapes)
 
 
-def _explain(text: str, kind: str, target: Target, log: ExportLog) -> str:
+def _explain(text: str, kind: str, target: Target, log: ExportLog, lines: Sequence[str]) -> str:
     advised = advised_dims(target, text)
     text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", text)
     fixed = re.search(
@@ -188,10 +190,11 @@ def _explain(text: str, kind: str, target: Target, log: ExportLog) -> str:
     related = re.search(r"Constraints violated \(([\w, ]+)\)|(\w+) = (\w+)", text)
     where = f"{log.pointer()}."
     if fixed:
+        line = f" A length is first made a number in {lines[0]}." if lines else ""
         return (
             f"`{fixed[1]}` must stay dynamic, but the code fixes it to the size of the example: a "
             "Python branch, int(), len() or a buffer of that size depends on it. Make it a tensor "
-            f"operation, or drop the dim from `dims`; {where}"
+            f"operation, or drop the dim from `dims`.{line} {where[0].upper()}{where[1:]}"
         )
     if related and "onstraint" in text:
         first = next((line.strip(" -") for line in text.splitlines()[1:] if line.strip()), text)
