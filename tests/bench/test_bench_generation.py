@@ -56,7 +56,7 @@ def test_systems_take_turns_and_the_engine_is_measured(toy: Path) -> None:
     ("sources", "options", "match"),
     [
         ({}, {}, "`sources` must be out of"),
-        ({"causal_attn": "x", "llama.cpp": "x"}, {}, r"got \['llama.cpp'\]"),
+        ({"causal_attn": "x", "llama.cpp": "x"}, {}, "llama.cpp"),
         ({"causal_attn": "x"}, {"new": 1}, "`new` must be an integer >= 2"),
         ({"causal_attn": "x"}, {"rounds": 0}, "`rounds` must be an integer >= 1"),
     ],

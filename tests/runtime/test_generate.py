@@ -233,8 +233,9 @@ def test_a_call_that_fails_changes_nothing(generator: Generator) -> None:
 def test_what_is_wrong_is_said_at_once(
     generator: Generator, arguments: dict[str, Any], match: str
 ) -> None:
+    given: dict[str, Any] = {"prompt": PROMPT, **arguments}
     with pytest.raises(UsageError, match=match):
-        generator.generate(**({"prompt": PROMPT} | arguments))
+        generator.generate(**given)
 
 
 def test_another_model_is_refused(attention: Path) -> None:

@@ -133,10 +133,9 @@ def run_generation(
         UsageError: An argument is wrong.
         CausalAttnError: A system could not run; the message is its own.
     """
-    if OURS not in sources or (unknown := set(sources) - set(GENERATORS)):
+    if OURS not in sources or not set(sources) <= set(GENERATORS):
         raise UsageError(
-            f"`sources` must be out of {list(GENERATORS)}, {OURS} among them, got "
-            f"{sorted(unknown) if OURS in sources else list(sources)}."
+            f"`sources` must be out of {list(GENERATORS)}, {OURS} among them, got {list(sources)}."
         )
     counts = {"prompt": (prompt, 1), "new": (new, 2), "requests": (requests, 0)}
     for name, (value, least) in (counts | {"rounds": (rounds, 1)}).items():

@@ -43,6 +43,7 @@ def check_decode(trial: Trial) -> Check | None:
         return None
     figures: dict[str, Any] = {}
     worst, lengths = Agreement(), []
+    steps: tuple[int, ...] = ()
     started = time.monotonic()
     try:
         for way in _ways(trial):

@@ -33,6 +33,8 @@ def check_past_matters(trial: Trial) -> Check | None:
     places = [place for place in _PLACES if place < length - 1] or [0]
     rng = trial.rng(_NAME)
     moved: dict[int, set[int]] = {place: set() for place in places}
+    unread: list[int] = places
+    reached: list[tuple[int, int]] = []
     for _ in range(2):
         for place in places:
             moved[place] |= _moved(trial, length, place, rng)
