@@ -73,6 +73,11 @@ def certify_graph(
             if captured.dtype is torch.float64
             else ""
         )
+        if certificate.score_bound is not None:
+            remedy += (
+                " A finite number is added or set where the future is, and scores may be larger: "
+                "write float('-inf') or torch.finfo(scores.dtype).min."
+            )
         raise CheckError(
             f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "
             f"No package was written.{remedy}"

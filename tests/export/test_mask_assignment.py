@@ -121,3 +121,17 @@ def test_a_triangle_that_leaves_the_next_token_is_found(tmp_path: Path) -> None:
             dims={"x": ("batch", "tokens", None)},
             lengths=(1, 2, 7),
         )
+
+
+def test_a_finite_number_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    def low(scores: Tensor, tokens: int) -> Tensor:
+        return scores - 1e10 * (1 - torch.ones(tokens, tokens).tril())
+
+    with pytest.raises(CheckError, match=r"write float\('-inf'\)"):
+        export(
+            Ways((low,)),
+            tmp_path / "p",
+            example_inputs=(torch.randn(2, 6, 5),),
+            dims={"x": ("batch", "tokens", None)},
+            lengths=(1, 2, 7),
+        )
