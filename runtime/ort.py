@@ -88,6 +88,7 @@ __all__ = [
     "run_shared",
     "share",
     "switch_telemetry_off",
+    "value_of",
 ]
 
 
@@ -308,6 +309,20 @@ def new_buffer(shape: Sequence[int], dtype: np.dtype[Any], provider: Provider) -
         ) from error
     except MemoryError:
         raise EngineError(f"No memory for a buffer of {dtype}{list(shape)}.") from None
+
+
+def value_of(array: NDArray[Any]) -> Any:
+    """An ``onnxruntime.OrtValue`` over the memory of `array`, C-contiguous, on the host.
+
+    It holds the array. Unlike `share` it takes what numpy alone has, and older ONNX Runtimes too.
+
+    Raises:
+        EngineError: ONNX Runtime does not take it.
+    """
+    try:
+        return OrtValue.ortvalue_from_numpy(array)
+    except _RAISED as error:
+        raise _translated(error, EngineError, "ONNX Runtime could not take an array") from error
 
 
 def _running(error: Exception) -> CausalAttnError:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from causal_attn.runtime.generate.decoder import Decoder, Past
 from causal_attn.runtime.generate.decoding import Decoding
+from causal_attn.runtime.ort import value_of
 
 __all__ = ["Batch"]
 
@@ -63,7 +64,7 @@ class Batch:
                 array = np.moveaxis(arrays[name][0][row], axis - 1, 0)
                 # The last columns are the row's own, whatever it was padded to before.
                 np.moveaxis(laid[index], axis - 1, 0)[columns - length :] = array[-length:]
-            past[name] = self._decoder.session.share(laid)
+            past[name] = value_of(laid)
         self._past, self._columns, self.lengths = past, columns, lengths
 
     def step(self, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from causal_attn.errors import UsageError
 from causal_attn.package.cache_layout import CacheEntry, EntryKind
 from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.runtime.ort import value_of
 from causal_attn.runtime.session import Session
 
 __all__ = ["Decoder", "Past"]
@@ -91,9 +92,8 @@ class Decoder:
 
     def nothing(self, batch: int) -> Past:
         """The past of the first call of `batch` sequences: no tokens."""
-        share = self.session.share
         return {
-            name: share(np.zeros((batch, *shape), dtype))
+            name: value_of(np.zeros((batch, *shape), dtype))
             for name, (shape, dtype) in self._empty.items()
         }
 
@@ -111,13 +111,12 @@ class Decoder:
             StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime failed.
         """
-        share = self.session.share
-        values = {_IDS: share(np.ascontiguousarray(ids)), **past}
+        values = {_IDS: value_of(np.ascontiguousarray(ids)), **past}
         if self._masked:
-            values[_MASK] = share(np.ascontiguousarray(mask))
+            values[_MASK] = value_of(np.ascontiguousarray(mask))
         if self._positioned:
             counted = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-            values[_POSITIONS] = share(np.ascontiguousarray(counted[:, -ids.shape[1] :]))
+            values[_POSITIONS] = value_of(np.ascontiguousarray(counted[:, -ids.shape[1] :]))
         results = self.session.run_shared(values)
         kept = {
             self._next[name]: value
@@ -137,14 +136,14 @@ class Decoder:
 
     def _each(self, past: Past, change: Any) -> Past:
         return {
-            name: self.session.share(np.ascontiguousarray(change(array, axis)))
+            name: value_of(np.ascontiguousarray(change(array, axis)))
             for name, (array, axis) in self.arrays(past).items()
         }
 
 
 def _first(array: NDArray[Any], axis: int, tokens: int) -> NDArray[Any]:
     taken: NDArray[Any] = array[(slice(None),) * axis + (slice(tokens),)]
-    # A view would keep the memory of what was cut off, which `share` would hand on.
+    # A view would keep the memory of what was cut off, which the value would hold.
     return taken.copy()
 
 

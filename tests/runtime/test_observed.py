@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from causal_attn.errors import ClosedError, InputError, UsageError
 from causal_attn.runtime import Call, Session, load
+from causal_attn.runtime.ort import value_of
 
 Arrays = tuple[NDArray[np.float32], ...]
 SIZES = {"batch": 2, "heads": 3, "tokens": 5, "features": 4}
@@ -27,7 +28,7 @@ def test_every_way_to_call_is_told(attention: Path, qkv: Arrays) -> None:
         binding = session.bind(feeds)
         assert len(seen) == 3
         binding.run()
-        session.run_shared({name: session.share(array) for name, array in feeds.items()})
+        session.run_shared({name: value_of(array) for name, array in feeds.items()})
     assert [call.sizes for call in seen] == [SIZES] * 5
     assert all(0 < call.seconds < 60 and call.error is None and call.queued == 0 for call in seen)
     with load(attention) as plain:
