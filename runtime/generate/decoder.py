@@ -59,6 +59,8 @@ class Decoder:
     """
 
     def __init__(self, session: Session) -> None:
+        if not isinstance(session, Session):
+            raise UsageError(f"`session` must be what `load` gave, got {type(session).__name__}.")
         self.session = session
         contract = session.contract
         inputs = {tensor.name: tensor for tensor in contract.inputs}

@@ -85,7 +85,7 @@ class Decoding:
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` tokens, as if they had not been fed."""
-        if not 0 <= count <= len(self.tokens):
+        if type(count) is not int or not 0 <= count <= len(self.tokens):
             raise UsageError(f"`count` must be 0 to {len(self.tokens)}, got {count!r}.")
         if count:
             kept = len(self.tokens) - count

@@ -1,7 +1,7 @@
 """Whatever is given to the public surface, what comes back is a result or an error of ours.
 
 The surface is found by its own signatures, so that a method or an argument that is added is
-covered without a thought. Nothing here needs hypothesis: these tests run where services do.
+covered without a thought. Values are those that break things most; `test_any_value` draws others.
 """
 
 from __future__ import annotations
