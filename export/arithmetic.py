@@ -145,7 +145,9 @@ class RoundedAtRandom(InFloat64):
         draws = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         factors = 1 + (2 * draws - 1) * half
         if terms.numel() <= _POOL:
-            return terms * factors
+            # Whole numbers are summed exactly: a count of visible keys that is compared with 1
+            # does not come out as 0.99999994 in any honest run.
+            return torch.where(terms == terms.trunc(), terms, terms * factors)
         # Of as many draws as a large weight has values the drawing would take most of a run.
         shaken = torch.empty_like(terms, dtype=torch.float64)
         for piece in shaken.as_strided((shaken.numel(),), (1,)).split(_POOL):

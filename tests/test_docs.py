@@ -136,7 +136,7 @@ def test_every_picture_is_shown() -> None:
 def test_the_page_has_blocks_to_run() -> None:
     """A fence that the pattern misses would be a test that runs nothing."""
     text = (REPOSITORY / "docs" / "causal-attention.md").read_text(encoding="utf-8")
-    assert len(list(python_blocks(text))) == text.count("```python") == 5
+    assert len(list(python_blocks(text))) == text.count("```python") == 6
 
 
 # The helpers themselves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-import causal_attn
-
 __all__ = ["noting_fixed_lengths"]
 
-_OTHERS = tuple(str(Path(str(module.__file__)).parent) for module in (torch, causal_attn))
+_ROOT = sys.modules[__name__.partition(".")[0]]
+# In an editable install this folder lies beside that of the root.
+_OTHERS = (
+    *(str(Path(str(module.__file__)).parent) for module in (torch, _ROOT)),
+    str(Path(__file__).parents[1]),
+)
 
 
 @contextmanager

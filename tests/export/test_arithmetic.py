@@ -102,3 +102,11 @@ def test_a_large_weight_is_rounded_as_a_small_one_is() -> None:
         (run - exact[:, : run.shape[1]]).square().mean().sqrt() for run in (whole, part)
     )
     assert of_part / 1.5 < typical < of_part * 1.5
+
+
+def test_a_count_that_is_compared_with_one_stays_a_count() -> None:
+    x = torch.tensor([0.1, 0.2, 3.3], dtype=torch.float64).repeat(40, 1)
+    with RoundedAtRandom(torch.float32, 0):
+        count = (x > 1).double().sum(-1, keepdim=True)
+        y = torch.where(count < 1, 0.0, x)
+    assert float((y - x).abs().max()) < 1e-6

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causal_attn.package.certificate import Verdict
+
 __all__ = ["Input", "RealTarget", "embeddings", "features", "ids"]
 
 VOCABULARY = 61
@@ -57,6 +59,7 @@ class RealTarget:
         refusal: Part of the sentence with which `export` refuses it; ``None``: it is exported.
         dtypes: That it is exported in.
         longest: The largest number of tokens, which `export` must find; ``None``: there is none.
+        verdict: Of its certificate.
     """
 
     build: Callable[[], Any]
@@ -64,6 +67,7 @@ class RealTarget:
     refusal: str | None = None
     dtypes: tuple[str, ...] = ("float32",)
     longest: int | None = None
+    verdict: Verdict = Verdict.CAUSAL
 
     def examples(self, seed: int, **sizes: int) -> dict[str, Tensor]:
         """Inputs of `sizes`; of dims that are not given, some size."""

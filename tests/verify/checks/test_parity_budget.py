@@ -102,6 +102,27 @@ def test_a_wide_run_is_exact_again_after_a_sample(tmp_path: Path) -> None:
     assert np.array_equal(run({"x": x})["y"], exact)
 
 
+def test_a_count_that_is_compared_with_one_stays_a_count(tmp_path: Path) -> None:
+    """How rows that see no key are found: a sum of truth values below 1."""
+    parsed = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        g (float[batch, tokens, 4] x) => (float[batch, tokens, 4] y)
+        <int64[1] axis = {2}, float[1] one = {1.0}> {
+            zero = Sub (x, x)
+            large = Greater (x, one)
+            seen = Cast <to = 1> (large)
+            count = ReduceSum (seen, axis)
+            none = Less (count, one)
+            y = Where (none, zero, x)
+        }
+    """)
+    onnx.save(parsed, tmp_path / "m.onnx")
+    run = GraphRun(tmp_path / "m.onnx", wide=True)
+    x = np.full((1, 40, 4), [[0.1, 0.2, 0.3, 3.3]])
+    for seed in range(4):
+        assert np.abs(run.rounded({"x": x}, seed)["y"] - x).max() < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_rounding_is_to_a_neighbour_and_right_on_average(dtype: Any) -> None:
     rng = np.random.default_rng(0)
