@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +144,7 @@ def export(
         for provider in judges:
             choose_for(provider, None)
 
-    with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
+    with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder, _room_in(folder):
         on_step("capture with torch.export")
         captured = Captured.of(bound, attention_dtype, ExportLog())
         _refuse_form_without_use(form, captured)
@@ -161,6 +163,20 @@ def export(
             variants.add(provider, judge, choice, number)
         on_step("write the package")
         return write_package(path, name=name or _name_of(target), variants=variants.sources)
+
+
+@contextlib.contextmanager
+def _room_in(folder: str) -> Iterator[None]:
+    """Say in our words that the graphs do not fit where they are written on the way."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"The folder of temporary files must have room for the graph, got {folder}: "
+            f"{error.strerror}. Set TMPDIR to another, or raise the limit."
+        ) from None
 
 
 def _refuse_form_without_use(form: str, captured: Captured) -> None:
