@@ -102,7 +102,7 @@ def used(result: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*SURFACE, *GENERATING])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_call_gives_a_result_or_an_error_of_ours(
     toy: Path, name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
