@@ -5,6 +5,12 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from sampled import SEED
+
+
+def pytest_report_header() -> str:
+    """The seed of slow cases, to run the same ones again."""
+    return f"slow cases are sampled: CAUSAL_ATTN_SEED={SEED}"
 
 
 @pytest.fixture(autouse=True)
