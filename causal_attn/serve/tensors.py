@@ -37,8 +37,14 @@ DATATYPES = {
 }
 """The protocol's names to numpy's."""
 
+_KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""What JSON may have for each of numpy's kinds."""
+
 MAX_RANK = 32
 """Of a tensor; numpy's own limit is 64."""
+
+MAX_EMPTY = 1 << 59
+"""Product of the other sizes where one is 0: what numpy can address with the widest dtype."""
 
 MAX_TENSORS = 4096
 """Of a request; a large language model's cache has a few hundred."""
@@ -125,6 +131,8 @@ def input_of(
         or isinstance(shape, str)
         or len(shape) > MAX_RANK
         or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+        # numpy multiplies the others where one is 0; elsewhere the bytes say that there are fewer.
+        or (0 in shape and math.prod(size or 1 for size in shape) >= MAX_EMPTY)
     ):
         raise RequestError(f"`{where}.shape` must be a list of sizes >= 0, got {shown(shape)}.")
     dtype = np.dtype(DATATYPES[datatype])
@@ -164,17 +172,21 @@ def _of_bytes(where: str, value: Mapping[str, Any], raw: bytes) -> InferInput:
 
 def _numbers(where: str, dtype: np.dtype[Any], values: Any, elements: int) -> NDArray[Any]:
     """`values` as an array of `dtype`, if each is a number that it can be."""
+    # Before numpy, which pads texts to the longest, and takes true for 1 beside a number.
+    right = isinstance(values, list) and _types(values) <= _KINDS[dtype.kind]
     try:
-        array = np.array(values if isinstance(values, list) else None)
+        array = np.array(values if right else None)
     # Lists of unequal lengths, or deeper than numpy goes.
     except ValueError:
         array = np.array(None)
     if array.size == 0 and elements == 0 and isinstance(values, list):
         return np.empty(0, dtype)
-    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
-    if array.dtype.kind not in kinds:
+    if array.dtype.kind == "O":
         raise RequestError(f"`{where}.data` must be a list for {dtype}, got {shown(values)}.")
     if dtype.kind in "iu":
+        if array.dtype.kind == "f":
+            # No integer type of numpy has all of them, and floats would round them.
+            array = np.array(values, object)
         info = np.iinfo(dtype)
         if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
             raise RequestError(
@@ -186,6 +198,18 @@ def _numbers(where: str, dtype: np.dtype[Any], values: Any, elements: int) -> ND
     if dtype.kind == "f" and not np.isfinite(cast).all():
         raise RequestError(f"`{where}.data` must be finite in {dtype}, got a number that is not.")
     return cast
+
+
+def _types(values: list[Any]) -> set[type]:
+    """Of everything in `values` and the lists in it, which may nest deeper than Python calls."""
+    found: set[type] = set()
+    left = [values]
+    while left:
+        types = set(map(type, one := left.pop()))
+        if list in types:
+            left += [value for value in one if type(value) is list]
+        found |= types - {list}
+    return found
 
 
 def _objects(where: str, values: Any) -> list[Mapping[str, Any]]:
