@@ -181,10 +181,16 @@ class Batcher:
             self._changed.notify()
 
     def _run(self) -> None:
-        while batch := self._next():
-            self._answer(batch)
-        for request in self._waiting:
-            request.fail(ClosedError("The batcher was closed before the call."))
+        try:
+            while batch := self._next():
+                self._answer(batch)
+        # Whatever ended the thread: no caller may wait for one that is gone.
+        finally:
+            with self._changed:
+                self._closing = True
+                left, self._waiting = self._waiting, deque()
+            for request in left:
+                request.fail(ClosedError("The batcher was closed before the call."))
 
     def _next(self) -> list[_Request]:
         """Wait for calls that are to be run now, as one; none once the batcher is closed."""
@@ -234,26 +240,31 @@ class Batcher:
         try:
             with limit:
                 results = self._session.run(_joined([r.feeds for r in batch], self._inputs))
-        # Whatever it is belongs to a caller: here it would end the thread for all of them.
-        except Exception as error:  # noqa: BLE001
+            answers = self._split(results, [request.rows for request in batch])
+        # Whatever it is, `sys.exit` in `on_call` too, belongs to a caller: here it would end the
+        # thread for all of them.
+        except BaseException as error:  # noqa: BLE001
             if len(batch) == 1:
                 batch[0].fail(error)
                 return
             for request in batch:
                 self._answer([request])
             return
-        if len(batch) == 1:
-            batch[0].succeed(self._type._make(results.values()))
-            return
-        start = 0
-        for request in batch:
-            rows = range(start, start + request.rows)
-            start = rows.stop
-            request.succeed(
-                self._type._make(
-                    np.take(array, rows, self._outputs[name]) for name, array in results.items()
-                )
+        for request, answer in zip(batch, answers, strict=True):
+            request.succeed(answer)
+
+    def _split(self, results: Mapping[str, NDArray[Any]], counts: Sequence[int]) -> list[Outputs]:
+        """The rows of each of those that were joined, copied; `results` itself for one alone."""
+        if len(counts) == 1:
+            return [self._type._make(results.values())]
+        ends = np.cumsum(counts)
+        return [
+            self._type._make(
+                np.take(array, range(end - count, end), self._outputs[name])
+                for name, array in results.items()
             )
+            for count, end in zip(counts, ends, strict=True)
+        ]
 
 
 class _Request:
@@ -295,7 +306,7 @@ class _Request:
         with suppress(InvalidStateError):
             self.future.set_result(result)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 

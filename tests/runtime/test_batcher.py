@@ -447,3 +447,18 @@ def test_arguments_are_checked(session: Session, wrong: dict[str, Any]) -> None:
 def test_it_stays_in_its_process(session: Session, copied: Callable[[Any], Any]) -> None:
     with Batcher(session) as batcher, pytest.raises(UsageError, match="must stay in its process"):
         copied(batcher)
+
+
+def test_what_is_no_exception_reaches_its_caller_and_ends_no_thread(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any) -> Any:
+        raise SystemExit(3)
+
+    feeds = arrays(0)
+    with Batcher(session) as batcher, ThreadPoolExecutor() as pool:
+        with monkeypatch.context() as broken:
+            broken.setattr(session, "run", leave)
+            with pytest.raises(SystemExit):
+                pool.submit(batcher, *feeds).result(LONG)
+        assert len(pool.submit(batcher, *feeds).result(LONG)) == len(session(*feeds))
