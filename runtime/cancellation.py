@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ class Cancellation:
         if seconds is not None and not (
             isinstance(seconds, int | float)
             and not isinstance(seconds, bool)
-            and 0 < seconds < math.inf
+            and 0 < seconds <= sys.float_info.max
         ):
             raise UsageError(f"`seconds` must be a finite number > 0 or None, got {seconds!r}.")
         self._seconds = seconds

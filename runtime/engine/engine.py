@@ -30,7 +30,7 @@ class Engine:
 
     Args:
         generator: The model; `close` closes it.
-        max_running: Most requests in the batch, >= 1.
+        max_running: Most requests in the batch, >= 1; no more than the contract allows.
         max_waiting: Most requests that wait for a place, >= 0; one more is refused.
         max_cached_tokens: Most tokens that the batch may hold, padding included, >= 1; ``None``:
             any number. A request counts with its prompt and everything it may generate.
@@ -61,7 +61,9 @@ class Engine:
             if type(value) is not int or value < least:
                 raise UsageError(f"`{name}` must be an integer >= {least}, got {value!r}.")
         self.generator = generator
-        self._most, self._queue, self._cached = max_running, max_waiting, max_cached_tokens
+        most = generator.decoder.most
+        self._most = max_running if most is None else min(max_running, most)
+        self._queue, self._cached = max_waiting, max_cached_tokens
         self._context = generator.start().room
         self._tally = Tally()
         prefixes = Prefixes(generator.decoder, prefix_tokens, self._context)
@@ -99,6 +101,11 @@ class Engine:
         with self._changed:
             if self._closing:
                 raise ClosedError("The engine must be open, got a request after close().")
+            if not self._thread.is_alive():
+                raise ClosedError(
+                    "The engine must be asked in the process that made it, got a request after a "
+                    "fork. Open and make it in each worker."
+                )
             free = self._most - self._running
             if len(self._waiting) >= self._queue + free:
                 raise BusyError(
@@ -166,12 +173,20 @@ class Engine:
         return min(most)
 
     def _run(self) -> None:
-        while self._ready():
-            self._admit()
-            self._rounds.run()
-            self._running = len(self._rounds.works)
-        for work in (*self._rounds.works, *self._waiting):
-            work.end(ClosedError("The engine was closed before the answer."))
+        try:
+            while self._ready():
+                self._admit()
+                self._rounds.run()
+                self._running = len(self._rounds.works)
+        # Whatever ended the thread: no stream may wait for one that is gone.
+        finally:
+            with self._changed:
+                self._closing = True
+                left = [*self._rounds.works, *self._waiting]
+                self._waiting.clear()
+                self._running = 0
+            for work in left:
+                work.end(ClosedError("The engine was closed before the answer."))
 
     def _ready(self) -> bool:
         """Wait for something to do; False once there is nothing to wait for."""

@@ -62,8 +62,9 @@ class Rounds:
         joined = self._feed_prompt()
         try:
             self._step(joined)
-        # A step may fail in any way that ONNX Runtime or a lack of memory can.
-        except Exception as error:  # noqa: BLE001
+        # A step may fail in any way that ONNX Runtime, a lack of memory or `on_call` can, which
+        # may call `sys.exit`: here it would end the thread for all of them.
+        except BaseException as error:  # noqa: BLE001
             for work in self._rows:
                 # Each waits in a thread of its own, which writes its own traceback into it.
                 work.end(_alike(error))
@@ -86,7 +87,7 @@ class Rounds:
             logits = sequence.feed(ids[done : done + self._chunk])
             if len(sequence.tokens) == len(ids):
                 self._prefixes.keep(sequence)
-        except Exception as error:  # noqa: BLE001 as in `run`
+        except BaseException as error:  # noqa: BLE001 as in `run`
             work.end(error)
             return []
         if len(sequence.tokens) < len(ids):
@@ -105,7 +106,7 @@ class Rounds:
                 work.choose(row)
 
 
-def _alike(error: Exception) -> Exception:
+def _alike(error: BaseException) -> BaseException:
     if not isinstance(error, CausalAttnError):
         return error
     twin = EngineError(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -34,7 +35,9 @@ class Stream:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (number and seconds > 0):
             raise UsageError(f"`seconds` must be > 0 or None, got {seconds!r}.")
-        self.deadline = math.inf if seconds is None else time.monotonic() + seconds
+        # An int may be larger than any float.
+        left = math.inf if seconds is None else min(seconds, sys.float_info.max)
+        self.deadline = time.monotonic() + left
         self._changed = threading.Condition()
         self._came: deque[Token] = deque()
         self._over = False

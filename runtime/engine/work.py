@@ -82,8 +82,9 @@ class Work:
         """The next token, by `logits` ``[vocabulary]``; it may be the last."""
         try:
             token = self.request.next(logits)
-        # A tokenizer is other people's code: what it raises is this request's alone.
-        except Exception as error:  # noqa: BLE001
+        # A tokenizer is other people's code: what it raises is this request's alone. A panic of
+        # Rust is no `Exception`.
+        except BaseException as error:  # noqa: BLE001
             self.end(error)
             return
         self._tally.add("tokens")
@@ -96,7 +97,7 @@ class Work:
             message = f"The sequence must have at most {self._context} tokens, got one more."
             self.end(ContextError(message, [*self.request.ids, *self.request.answer.ids]))
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Nothing more comes: because of `error`, or, with ``None``, since nobody wants it."""
         if self.over:
             return

@@ -53,6 +53,7 @@ class Decoder:
         last_only: Whether a call gives logits of its last token alone.
         vocabulary: Logits of one token.
         longest: Most tokens that the contract allows a sequence to have; ``None``: any number.
+        most: Most sequences that the contract allows a call to have; ``None``: any number.
 
     Raises:
         UsageError: The session's model is not such a one; the message says what is missing.
@@ -91,6 +92,8 @@ class Decoder:
             raise _refused(f"a fixed vocabulary, got {logits.dims[2]!r}")
         self.vocabulary = logits.dims[2]
         self.longest = contract.bounds.get(contract.tokens, (1, None))[1]
+        batch = ids.dims[0]
+        self.most = batch if isinstance(batch, int) else contract.bounds.get(batch, (1, None))[1]
 
     def nothing(self, batch: int) -> Past:
         """The past of the first call of `batch` sequences: no tokens."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import pickle
 import threading
 import time
@@ -32,6 +34,7 @@ from causal_attn.runtime.engine.prefixes import Prefixes
 from causal_attn.runtime.engine.rounds import Rounds
 from causal_attn.runtime.engine.work import Tally, Work
 from causal_attn.runtime.generate import Decoding, Generator
+from causal_attn.runtime.generate.answer import Answer
 from causal_attn.runtime.ort import value_of
 
 CONTEXT = 40
@@ -384,3 +387,71 @@ def test_what_is_wrong_is_said_at_once(generator: Generator) -> None:
                 engine.submit([1], **wrong)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="must stay in its process"):
             pickle.dumps(engine)
+
+
+@pytest.mark.parametrize("place", ["token", "step"])
+def test_what_is_no_exception_does_not_end_the_thread(
+    package: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def leave(*_: Any) -> Any:
+        raise SystemExit(3)
+
+    with Generator.open(package) as generator, Engine(generator) as engine:
+        with monkeypatch.context() as broken:
+            broken.setattr(Answer if place == "token" else Batch, place, leave)
+            stream = engine.submit([3, 4], max_new_tokens=5, seconds=20)
+            with pytest.raises(EngineError, match="SystemExit"):
+                ids_of(stream)
+        assert ids_of(engine.submit([3, 4], max_new_tokens=5)) == greedy([3, 4], 5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_is_gone(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise AssertionError("made up for a test")
+
+    engine = Engine(generator)
+    monkeypatch.setattr(engine, "_admit", broken)
+    with pytest.raises(ClosedError):
+        ids_of(engine.submit([3], max_new_tokens=5))
+    with pytest.raises(ClosedError):
+        engine.submit([3], max_new_tokens=5)
+    engine.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_after_a_fork_a_request_is_refused(generator: Generator) -> None:
+    with Engine(generator) as engine:
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.submit([3], max_new_tokens=2)
+            except ClosedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_contract_bounds_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = write_decoder(tmp_path / "package")
+    path = package / "toy" / "cpu" / "contract.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bounds": {"batch": [1, 2]}}))
+    sizes: list[int] = []
+    step = Batch.step
+
+    def counted(batch: Batch, ids: list[int]) -> Any:
+        sizes.append(len(ids))
+        return step(batch, ids)
+
+    monkeypatch.setattr(Batch, "step", counted)
+    with Engine(Generator.open(package)) as engine:
+        streams = [engine.submit([3, one], max_new_tokens=12) for one in range(3)]
+        assert [ids_of(stream) for stream in streams] == [greedy([3, i], 12) for i in range(3)]
+    assert max(sizes) == 2
+
+
+def test_a_deadline_may_be_larger_than_any_float() -> None:
+    assert Stream(10**400).deadline > time.monotonic()
