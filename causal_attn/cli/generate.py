@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,8 +149,15 @@ class _Stream:
             return
         # A model without a tokenizer speaks in numbers.
         shown = token.text if self._spoken else f"{token.id} "
-        sys.stdout.write("".join(c for c in shown if c.isprintable() or c in "\n\t"))
+        sys.stdout.write("".join(filter(_harmless, shown)))
         sys.stdout.flush()
+
+
+def _harmless(character: str) -> bool:
+    """Whether a terminal shows it as text; spaces and joiners of other scripts are text."""
+    # Controls, formats that reorder a line, surrogates, separators of lines.
+    commands = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return character in "\n\t\u200c\u200d" or unicodedata.category(character) not in commands
 
 
 def _converse(generator: Generator, options: dict[str, Any]) -> None:

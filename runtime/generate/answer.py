@@ -41,7 +41,8 @@ class Token:
     Attributes:
         id: In the vocabulary.
         text: What is certain of the text now that it came, empty without a tokenizer. The texts
-            of all tokens together are the answer: up to a stop string, without special tokens.
+            of all tokens together are the answer: up to a stop string, without special tokens,
+            and with U+FFFD at its end if that cut a character.
         finish: Why nothing comes after it: ``"stop"`` for an end token or a stop string,
             ``"length"`` for `max_new_tokens`; ``None`` if more comes.
         logprob: Natural logarithm of its probability by the model's own logits, before every
@@ -108,6 +109,8 @@ class Answer:
         elif self.limit is not None and len(self.ids) >= self.limit:
             finish = "length"
         if finish is not None and not self._stops.hit:
+            if self._pieces is not None:
+                text += self._stops.add(self._pieces.rest())
             text += self._stops.rest()
         if self._likeliest is None:
             return Token(id=chosen, text=text, finish=finish)

@@ -7,12 +7,14 @@ not known here is left alone.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from causal_attn.errors import PackageError
-from causal_attn.json_text import MAX_JSON_BYTES, parse_json, shown
+from causal_attn.json_text import parse_json, shown
+from causal_attn.package.confine import read_text
 from causal_attn.runtime.generate.sampling import Sampling
 
 __all__ = ["Defaults", "read_json"]
@@ -60,16 +62,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in the file at `path`; an empty one if there is no file.
 
     Raises:
-        PackageError: It is too large, not JSON, or no object.
+        PackageError: It is no regular file, too large, not UTF-8, not JSON, or no object.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_JSON_BYTES + 1)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return {}
-    except OSError as error:
-        raise PackageError(f"{path.name} must be readable, got: {error.strerror}.") from None
-    value = parse_json(content.decode(errors="replace"), path.name)
+    value = parse_json(read_text(path, path.name), path.name)
     if not isinstance(value, dict):
         raise PackageError(f"{path.name} must be an object, got {shown(value)}.")
     return value

@@ -194,9 +194,11 @@ class Generator:
 
 
 def _ends(tokens: Any) -> frozenset[int]:
-    if not isinstance(tokens, Iterable) or not all(isinstance(one, int) for one in tokens):
+    # An iterator can be looked at once only.
+    ends: list[Any] = list(tokens) if isinstance(tokens, Iterable) else [None]
+    if not all(isinstance(one, int) for one in ends):
         raise UsageError(f"`ends` must be tokens, got {shown(tokens)}.")
-    return frozenset(tokens)
+    return frozenset(ends)
 
 
 def _require_count(name: str, value: Any, least: int) -> None:

@@ -7,6 +7,7 @@ temperature 0 the largest logit after the penalty is taken, the first one of equ
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
@@ -41,8 +42,9 @@ class Sampling:
             one. Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         min_p: Only tokens with at least this share of the largest probability, in [0, 1]. Nguyen
             et al. 2024, "Turning Up the Heat".
-        repetition_penalty: > 0: logits of tokens that are in the prompt or were generated are
-            divided by it where positive, multiplied where negative. Keskar et al. 2019, "CTRL".
+        repetition_penalty: From 1e-100 to 1e100: logits of tokens that are in the prompt or were
+            generated are divided by it where positive, multiplied where negative. Keskar et al.
+            2019, "CTRL".
         seed: >= 0, of the draws; ``None``: from the system.
 
     Raises:
@@ -58,7 +60,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require(self.temperature, "temperature", ">= 0", lambda value: value >= 0)
-        _require(self.repetition_penalty, "repetition_penalty", "> 0", lambda value: value > 0)
+        # Within these no logit of float32 overflows float64, which would make NaN of the shares.
+        _require(
+            self.repetition_penalty,
+            "repetition_penalty",
+            "from 1e-100 to 1e100",
+            lambda value: 1e-100 <= value <= 1e100,
+        )
         if self.top_p is not None:
             _require(self.top_p, "top_p", "in (0, 1] or None", lambda value: 0 < value <= 1)
         if self.min_p is not None:
@@ -163,5 +171,6 @@ def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _require(value: Any, name: str, wanted: str, holds: Any) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not holds(value):
+    # An int may be larger than any float; NaN is not smaller than anything.
+    if not number or not abs(value) <= sys.float_info.max or not holds(value):
         raise UsageError(f"`{name}` must be {wanted}, got {value!r}.")

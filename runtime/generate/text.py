@@ -80,10 +80,16 @@ class Text:
             special: Whether the tokenizer adds its own first and last tokens.
 
         Raises:
-            UsageError: `text` is no text.
+            UsageError: `text` is no text, or has half a character (a lone surrogate).
         """
         if not isinstance(text, str):
             raise UsageError(f"`text` must be a str, got {shown(text)}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"`text` must be Unicode, got a surrogate in {shown(text)}."
+            ) from None
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
@@ -104,7 +110,7 @@ class Text:
                 refuses them.
             MissingDependencyError: jinja2 is not installed.
         """
-        if isinstance(messages, str) or not all(
+        if not isinstance(messages, list | tuple) or not all(
             isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages
         ):
             raise UsageError(
@@ -167,14 +173,24 @@ class Pieces:
 
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._said = ""
 
     def add(self, token: int) -> str:
         """What `token` adds; empty while a character is not whole."""
+        self._ids.append(token)
         try:
-            return self._stream.step(self._tokenizer, token) or ""
+            text = self._stream.step(self._tokenizer, token) or ""
         # It gives up where a token takes back what was certain; later tokens have text again.
         except Exception:  # noqa: BLE001
-            return ""
+            text = ""
+        self._said += text
+        return text
+
+    def rest(self) -> str:
+        """What is missing once nothing more comes: U+FFFD for a character that stayed half."""
+        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return whole[len(self._said) :] if whole.startswith(self._said) else ""
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:

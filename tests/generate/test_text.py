@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from causal_attn.errors import PackageError, UsageError
+from causal_attn.runtime.generate.answer import Answer
 from causal_attn.runtime.generate.stops import Stops
 from causal_attn.runtime.generate.text import Text
 
@@ -109,3 +111,29 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"any": "text"}')
     with pytest.raises(PackageError, match="must be a tokenizer"):
         Text.read(tmp_path)
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_an_answer_that_ends_in_a_character_is_what_its_tokens_decode_to(
+    text: Text, count: int
+) -> None:
+    ids = text.encode("a日🙂é")
+    assert len(ids) == 10
+    answer = Answer(
+        text=text, stops=Stops(["b"]), ends=frozenset(), limit=min(count, 10), likeliest=None
+    )
+    tokens = [answer.token(one, np.zeros(1, np.float32)) for one in ids[:count]]
+    assert tokens[-1].finish == "length"
+    assert "".join(token.text for token in tokens) == text.decode(ids[:count])
+
+
+def test_half_a_character_is_no_text(text: Text) -> None:
+    with pytest.raises(UsageError, match="`text` must be Unicode"):
+        text.encode("\ud83d")
+
+
+def test_messages_are_a_list(text: Text) -> None:
+    wrongs: list[Any] = [({"role": "user", "content": "hi"} for _ in range(1)), 5, b"hi", {}]
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match="`messages` must be a list"):
+            text.chat(wrong)

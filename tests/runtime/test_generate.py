@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_a_call_that_fails_changes_nothing(generator: Generator) -> None:
         ({"min_p": 2}, "`min_p` must be in"),
         ({"top_k": 0}, "`top_k` must be an integer >= 1"),
         ({"seed": -3}, "`seed` must be an integer >= 0"),
-        ({"repetition_penalty": 0}, "`repetition_penalty` must be > 0"),
+        ({"repetition_penalty": 0}, "`repetition_penalty` must be from 1e-100 to 1e100"),
         ({"warmth": 1}, "got \\['warmth'\\]"),
         ({"lookup": 2, "temperature": 1.0}, "`lookup` must be 0 .* temperature 1.0"),
     ],
@@ -241,3 +242,16 @@ def test_what_is_wrong_is_said_at_once(
 def test_another_model_is_refused(attention: Path) -> None:
     with load(attention) as session, pytest.raises(UsageError, match="inputs `input_ids`"):
         Generator(session)
+
+
+def test_ends_may_come_from_an_iterator(generator: Generator) -> None:
+    second = greedy(PROMPT, 2)[1]
+    answer = generator.generate(PROMPT, max_new_tokens=9, ends=iter([second]))  # type: ignore[arg-type]
+    assert ids_of(answer) == greedy(PROMPT, 2)
+
+
+def test_a_file_of_defaults_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_decoder(tmp_path / "package")
+    os.mkfifo(folder / "toy" / "cpu" / "generation_config.json")
+    with pytest.raises(PackageError, match="must be a regular file"):
+        Generator.open(folder)

@@ -9,6 +9,7 @@ import pytest
 from toy_decoder import logits_of, write_decoder
 
 from causal_attn.cli import main
+from causal_attn.cli.generate import _harmless
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +82,9 @@ def test_a_mistyped_path_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[s
     code, _, err = run(capfd, str(tmp_path / "nowhere"), "--ids", "1")
     assert code == 2
     assert "nowhere" in err
+
+
+def test_what_a_terminal_obeys_is_not_written_and_every_script_is() -> None:
+    text = "a\u3000b\u00a0c\u200cd 👨\u200d👩\n\t"
+    assert "".join(filter(_harmless, text)) == text
+    assert "".join(filter(_harmless, "a\x1b[2J\r\u202e\u2028\x9b")) == "a[2J"

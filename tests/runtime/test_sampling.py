@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from causal_attn.errors import EngineError
+from causal_attn.errors import EngineError, UsageError
 from causal_attn.runtime.generate.sampling import Sampler, Sampling, SamplingOptions
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.25, 0.05], np.float32))
@@ -83,3 +83,21 @@ def test_something_is_always_chosen(
 def test_logits_that_are_no_numbers_are_an_error(bad: list[float]) -> None:
     with pytest.raises(EngineError, match="overflowed"):
         Sampler(Sampling(), []).choose(np.array(bad, np.float32))
+
+
+@pytest.mark.parametrize("option", ["temperature", "repetition_penalty", "top_p", "min_p"])
+def test_an_int_larger_than_any_float_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"`{option}` must be"):
+        Sampling(**{option: 10**400})
+
+
+@pytest.mark.parametrize("penalty", [1e-100, 1e100])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_penalty_makes_shares_that_are_no_numbers(penalty: float, sign: int) -> None:
+    logits = np.array([1, 2, 3, 3e38], np.float32) * np.float32(sign)
+    with np.errstate(all="raise", under="ignore"):
+        sampler = Sampler(Sampling(temperature=1, repetition_penalty=penalty, seed=0), range(4))
+        assert np.isfinite(sampler.scores(logits)).all()
+    for refused in (penalty * penalty, 1e-308, 1e308):
+        with pytest.raises(UsageError, match="`repetition_penalty` must be from"):
+            Sampling(repetition_penalty=refused)
