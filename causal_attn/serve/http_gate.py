@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +18,9 @@ __all__ = ["PASSAGE", "HttpGate", "error_body", "extra_headers"]
 
 PASSAGE = "causal_attn.passage"
 """Where a request's scope has its `Passage`."""
+
+LINGER_SECONDS = 1.0
+"""How long what a client still sends is read and dropped once its request was refused."""
 
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """What an orchestrator asks: it has no token, and asks a server that is stopping too."""
@@ -47,12 +51,13 @@ class HttpGate:
         }
         what = f"{scope['method']} {scope['path']}"
         with self._gate.pass_through("http", what, headers) as passage:
-            answer = _Answer(send, passage)
+            body = _Body(receive, self._limits)
+            answer = _Answer(send, passage, body)
             scope[PASSAGE] = passage
             try:
                 self._gate.check(headers)
                 _check_headers(headers, self._limits)
-                await self._app(scope, _Body(receive, self._limits).receive, answer.send)
+                await self._app(scope, body.receive, answer.send)
             # Whatever a handler did not foresee is a sentence to the client, the rest to the log.
             except Exception as error:  # noqa: BLE001
                 # A handler's own answer may have gone before its exception comes through.
@@ -82,8 +87,8 @@ def extra_headers(failure: Failure) -> dict[str, str]:
 class _Answer:
     """What goes out: each answer has the request's id, and begins once."""
 
-    def __init__(self, send: Send, passage: Passage) -> None:
-        self._send, self._passage = send, passage
+    def __init__(self, send: Send, passage: Passage, asked: _Body) -> None:
+        self._send, self._passage, self._asked = send, passage, asked
         self._begun = False
 
     async def send(self, message: Message) -> None:
@@ -101,7 +106,6 @@ class _Answer:
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
-            # The rest of a body that was refused is not read.
             "connection": "close",
             **extra_headers(failure),
         }
@@ -109,7 +113,11 @@ class _Answer:
         await self.send(
             {"type": "http.response.start", "status": int(failure.status), "headers": raw}
         )
-        await self.send({"type": "http.response.body", "body": body})
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+        # The answer is out whole, by its length. To close while bytes are unread would reset the
+        # connection, and the client would lose the answer (RFC 9112, 9.6).
+        await self._asked.drop()
+        await self.send({"type": "http.response.body", "body": b""})
 
 
 class _Body:
@@ -134,10 +142,17 @@ class _Body:
                 HTTPStatus.REQUEST_TIMEOUT,
             ) from None
         self._bytes += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
         if self._bytes > self._limits.max_request_bytes:
             raise _too_large(self._limits)
-        self._whole = not message.get("more_body", False)
         return message
+
+    async def drop(self) -> None:
+        """Read what is left of it for a while, and keep nothing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while not self._whole:
+                    self._whole = not (await self._receive()).get("more_body", False)
 
 
 def _check_headers(headers: dict[str, str], limits: Limits) -> None:

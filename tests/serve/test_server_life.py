@@ -128,6 +128,8 @@ def _check_bodies(server: Server) -> None:
     for headers, body, wanted in (
         ({"Content-Encoding": "gzip"}, b"{}", 415),
         ({"Transfer-Encoding": "chunked"}, [b"x" * 1000] * 9, 413),
+        # More than sockets hold: the answer comes while the client is still sending.
+        ({}, b"x" * 8_000_000, 413),
     ):
         connection = http.client.HTTPConnection(address, timeout=30)
         connection.request(
