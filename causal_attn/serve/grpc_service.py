@@ -11,16 +11,10 @@ from grpc import aio
 
 from causal_attn.serve.failures import RequestError, failure_of
 from causal_attn.serve.gate import Gate
+from causal_attn.serve.message_call import MessageCall
 from causal_attn.serve.plane import Plane
-from causal_attn.serve.sdk import (
-    InferenceServicer,
-    InferRequest,
-    ModelRepositoryExtension,
-    RequestedOutput,
-    add_servicer,
-)
+from causal_attn.serve.sdk import InferenceServicer, ModelRepositoryExtension, add_servicer
 from causal_attn.serve.settings import Address, Limits
-from causal_attn.serve.tensors import input_of
 
 __all__ = ["grpc_server"]
 
@@ -28,20 +22,6 @@ _HEALTH = (
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerReady",
 )
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-}
-"""Datatype to the field with its numbers; float16 comes as bytes alone."""
 
 
 def grpc_server(
@@ -74,45 +54,14 @@ class _Service(InferenceServicer):
         self._plane = plane
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        answer, _ = await self._plane.infer(request.model_name, _read(request))
-        return answer.to_grpc()
+        answer, _ = await self._plane.infer(request.model_name, MessageCall(request))
+        return answer
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> NoReturn:
         raise RequestError("Models are loaded when the server starts, and not by requests.")
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> NoReturn:
         raise RequestError("Models are unloaded when the server ends, and not by requests.")
-
-
-def _read(request: Any) -> InferRequest:
-    raws = request.raw_input_contents
-    if raws and len(raws) != len(request.inputs):
-        raise RequestError(
-            f"`raw_input_contents` must have one entry for each of the {len(request.inputs)} "
-            f"inputs, got {len(raws)}."
-        )
-    inputs = []
-    for index, tensor in enumerate(request.inputs):
-        where = f"inputs[{index}]"
-        raw: bytes | None = raws[index] if raws else None
-        values: list[Any] | None = None
-        if raw is None:
-            field = _CONTENTS.get(tensor.datatype)
-            if field is None:
-                raise RequestError(f"`{where}` must come in `raw_input_contents`.")
-            values = list(getattr(tensor.contents, field))
-        elif tensor.HasField("contents"):
-            raise RequestError(f"`{where}` must have contents or raw contents, got both.")
-        inputs.append(
-            input_of(where, tensor.name, tensor.datatype, list(tensor.shape), raw, values)
-        )
-    outputs = [RequestedOutput(output.name) for output in request.outputs]
-    asked = InferRequest(
-        request.model_name, inputs, request.id, from_grpc=True, request_outputs=outputs or None
-    )
-    # Bytes are answered by bytes.
-    asked._use_raw_outputs = bool(raws)
-    return asked
 
 
 class _Gated(aio.ServerInterceptor):

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from causal_attn.serve.gate import Gate
-from causal_attn.serve.sdk import DataPlane, InferResponse, ModelNotFound, ModelRepository
+from causal_attn.serve.sdk import DataPlane, ModelNotFound, ModelRepository
+from causal_attn.serve.tensor_call import TensorCall
 from causal_attn.serve.tensor_model import TensorModel
 
 __all__ = ["Plane"]
@@ -41,16 +42,17 @@ class Plane(DataPlane):
         return model
 
     async def infer(
-        self, model_name: str, request: Any, headers: dict[str, str] | None = None
-    ) -> tuple[InferResponse, dict[str, str]]:
-        """The answer of a model to `request`, an `InferRequest`, and headers that go with it.
+        self, model_name: str, request: TensorCall, headers: dict[str, str] | None = None
+    ) -> tuple[Any, dict[str, str]]:
+        """What `request` writes of a model's answer, and headers that go with it.
 
         Raises:
             ModelNotFound: There is no such model.
             CausalAttnError: As in `TensorModel.predict`.
         """
-        answer, beside = await super().infer(model_name, request, headers)
-        assert isinstance(answer, InferResponse)  # the SDK's other models may give a dict
+        # To the SDK a request is what its model can read.
+        given: Any = request
+        answer, beside = await super().infer(model_name, given, headers)
         return answer, beside
 
     async def ready(self) -> bool:

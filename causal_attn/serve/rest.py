@@ -10,12 +10,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from causal_attn.errors import CausalAttnError
+from causal_attn.serve.body_call import BodyCall
 from causal_attn.serve.failures import RequestError, failure_of
 from causal_attn.serve.http_gate import PASSAGE, error_body, extra_headers
 from causal_attn.serve.openai_routes import add_openai_routes
 from causal_attn.serve.plane import Plane
 from causal_attn.serve.sdk import InvalidInput, ModelNotFound, V2Endpoints
-from causal_attn.serve.tensors import read_rest
 
 __all__ = ["application"]
 
@@ -36,17 +36,14 @@ def application(plane: Plane) -> FastAPI:
         length = request.headers.get(_JSON_LENGTH)
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
             raise RequestError(f"`{_JSON_LENGTH}` must be a number.")
-        body = await request.body()
-        asked = read_rest(body, None if length is None else int(length), model.name)
-        answer, _ = await plane.infer(model_name, asked, dict(request.headers))
-        written, size = answer.to_rest()
-        if size is None:
-            return Response(
-                orjson.dumps(written, option=orjson.OPT_SERIALIZE_NUMPY),
-                media_type="application/json",
-            )
+        call = BodyCall(await request.body(), None if length is None else int(length))
+        answer, _ = await plane.infer(model.name, call, dict(request.headers))
+        if answer.json_bytes is None:
+            return Response(answer.content, media_type="application/json")
         return Response(
-            written, media_type="application/octet-stream", headers={_JSON_LENGTH: str(size)}
+            answer.content,
+            media_type="application/octet-stream",
+            headers={_JSON_LENGTH: str(answer.json_bytes)},
         )
 
     async def ready() -> Response:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from causal_attn.errors import UsageError
 from causal_attn.json_text import shown
 from causal_attn.package.contract import TensorContract
-from causal_attn.runtime import Cancellation, Session
+from causal_attn.runtime import Session
 from causal_attn.runtime.batcher import Batcher
 from causal_attn.runtime.limits import SizeLimits, named_sizes
 from causal_attn.serve.failures import RequestError
-from causal_attn.serve.sdk import InferOutput, InferRequest, InferResponse, Model
+from causal_attn.serve.sdk import Model
 from causal_attn.serve.settings import Limits
-from causal_attn.serve.tensors import DATATYPES, array_of
+from causal_attn.serve.tensor_call import TensorCall
+from causal_attn.serve.tensors import DATATYPE_OF
 from causal_attn.serve.turns import Turns
 from causal_attn.verify.feeds.feeder import Feeder
 
 __all__ = ["TensorModel"]
-
-_DATATYPE_OF = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 
 _ANY_SIZE = -1
 """How the protocol writes a dim that has no fixed size."""
@@ -41,10 +40,9 @@ class TensorModel(Model):
     def __init__(self, name: str, session: Session, limits: Limits) -> None:
         super().__init__(name)
         self.session = session
-        self.turns = Turns(limits)
         contract = session.contract
-        self._seconds = limits.seconds
         self._batcher = _batcher(session, limits)
+        self.turns = Turns(limits, _places(limits, joining=self._batcher is not None))
         has_tokens = any(contract.tokens in tensor.dims for tensor in contract.inputs)
         self._limits = SizeLimits(
             contract,
@@ -65,31 +63,16 @@ class TensorModel(Model):
         payload: Any,
         headers: Mapping[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
-    ) -> InferResponse:
-        """Run the session on the tensors of `payload`, an `InferRequest`.
+    ) -> Any:
+        """What `payload`, a `TensorCall`, writes of the session's results.
 
         Raises:
-            RequestError: An input comes twice.
+            RequestError: The call is not what its protocol says.
             InputError: The tensors are not what the contract says, or larger than they may be.
             BusyError: As many requests wait as may.
             EngineError: ONNX Runtime failed, or the call did not end in time.
         """
-        feeds: dict[str, NDArray[Any]] = {}
-        for tensor in payload.inputs:
-            if tensor.name in feeds:
-                raise RequestError(f"`{shown(tensor.name)}` must come once, got it twice.")
-            feeds[tensor.name] = array_of(tensor)
-        wanted = None
-        if payload.request_outputs:
-            wanted = [output.name for output in payload.request_outputs]
-        results = await self._run(feeds, wanted)
-        return InferResponse(
-            payload.id or "",
-            self.name,
-            [_output(name, array, payload) for name, array in results.items()],
-            use_binary_outputs=payload.use_binary_outputs,
-            requested_outputs=payload.request_outputs,
-        )
+        return await self.turns.run(lambda: self._answer(payload))
 
     async def warm_up(self) -> None:
         """Make the first call, whose time no client should wait for.
@@ -118,9 +101,8 @@ class TensorModel(Model):
         self.turns.close()
         self.session.close()
 
-    async def _run(
-        self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None
-    ) -> Mapping[str, NDArray[Any]]:
+    def _answer(self, call: TensorCall) -> Any:
+        feeds, outputs = call.read()
         contract = self.session.contract
         # Sizes need every input with its rank; without, the session says what is wrong.
         if all(
@@ -130,13 +112,19 @@ class TensorModel(Model):
             shapes = {name: array.shape for name, array in feeds.items()}
             self._limits.check(shapes, named_sizes(contract, shapes))
         if self._batcher is None:
-            return await self.turns.run(lambda: self.session.run(feeds, outputs))
+            return call.write(self.name, self.session.run(feeds, outputs))
         names = [tensor.name for tensor in contract.outputs]
         if outputs and (unknown := sorted({*outputs} - {*names})):
             raise RequestError(f"`outputs` must be names out of {names}, got {shown(unknown)}.")
-        with Cancellation(seconds=self._seconds):
-            results = dict(zip(names, await self._batcher.call_async(**feeds), strict=True))
-        return {name: results[name] for name in outputs or names}
+        results = dict(zip(names, self._batcher(**feeds), strict=True))
+        return call.write(self.name, {name: results[name] for name in outputs or names})
+
+
+def _places(limits: Limits, *, joining: bool) -> int:
+    """How many calls are at work at a time."""
+    # A call that waits for others to join needs no core. One that runs needs a whole one: with
+    # more of them than cores, threads wait for the interpreter's lock and each other's caches.
+    return limits.max_running if joining else min(limits.max_running, os.cpu_count() or 1)
 
 
 def _batcher(session: Session, limits: Limits) -> Batcher | None:
@@ -158,18 +146,6 @@ def _batcher(session: Session, limits: Limits) -> Batcher | None:
 def _described(tensor: TensorContract) -> dict[str, Any]:
     return {
         "name": tensor.name,
-        "datatype": _DATATYPE_OF[tensor.dtype],
+        "datatype": DATATYPE_OF[tensor.dtype],
         "shape": [dim if isinstance(dim, int) else _ANY_SIZE for dim in tensor.dims],
     }
-
-
-def _output(name: str, array: NDArray[Any], asked: InferRequest) -> InferOutput:
-    output = InferOutput(name, list(array.shape), _DATATYPE_OF[str(array.dtype)])
-    # The SDK writes arrays into HTTP bodies, and bytes or lists into messages of gRPC.
-    if not asked.from_grpc:
-        output.data = array
-    elif asked.use_binary_outputs or array.dtype == np.float16:
-        output.set_data_from_numpy(array, binary_data=True)
-    else:
-        output.data = array.ravel().tolist()
-    return output

@@ -19,7 +19,7 @@ from causal_attn.json_text import shown
 from causal_attn.serve.failures import RequestError
 from causal_attn.serve.sdk import InferInput, InferRequest, RequestedOutput
 
-__all__ = ["DATATYPES", "array_of", "input_of", "read_rest"]
+__all__ = ["DATATYPES", "DATATYPE_OF", "array_of", "read_rest", "tensor_array"]
 
 DATATYPES = {
     "BOOL": "bool",
@@ -37,6 +37,9 @@ DATATYPES = {
 }
 """The protocol's names to numpy's."""
 
+DATATYPE_OF = {dtype: datatype for datatype, dtype in DATATYPES.items()}
+"""numpy's names to the protocol's."""
+
 _KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 """What JSON may have for each of numpy's kinds."""
 
@@ -50,13 +53,12 @@ MAX_TENSORS = 4096
 """Of a request; a large language model's cache has a few hundred."""
 
 
-def read_rest(body: bytes, json_bytes: int | None, model: str) -> InferRequest:
+def read_rest(body: bytes, json_bytes: int | None) -> InferRequest:
     """The request in an HTTP body: JSON, with binary tensors behind it.
 
     Args:
         body: The whole of it.
         json_bytes: How much of it is JSON; ``None``: all.
-        model: The model's name.
 
     Raises:
         RequestError: It is not what the protocol says.
@@ -85,7 +87,7 @@ def read_rest(body: bytes, json_bytes: int | None, model: str) -> InferRequest:
                 f"`{where}.parameters.binary_data_size` must be at most the {len(rest)} bytes "
                 f"that are left, got {shown(size)}."
             )
-        inputs.append(_of_bytes(where, value, bytes(rest[:size])))
+        inputs.append(_of_bytes(where, value, rest[:size]))
         rest = rest[size:]
     if len(rest):
         raise RequestError(f"The body must end with its last tensor, got {len(rest)} bytes more.")
@@ -101,19 +103,19 @@ def read_rest(body: bytes, json_bytes: int | None, model: str) -> InferRequest:
     identity = values.get("id")
     if identity is not None and not isinstance(identity, str):
         raise RequestError(f"`id` must be a string, got {shown(identity)}.")
+    # The path has the model's name.
     return InferRequest(
-        model, inputs, identity, parameters=parameters, request_outputs=outputs or None
+        "", inputs, identity, parameters=parameters, request_outputs=outputs or None
     )
 
 
-def input_of(
-    where: str, name: str, datatype: Any, shape: Any, raw: bytes | None, values: Any = None
-) -> InferInput:
-    """One tensor that holds what it says.
+def tensor_array(
+    where: str, datatype: Any, shape: Any, raw: bytes | memoryview | None, values: Any = None
+) -> NDArray[Any]:
+    """The array of a tensor that holds what it says; it may not be written to.
 
     Args:
         where: What messages call it.
-        name: Of the model's input.
         datatype: One of `DATATYPES`.
         shape: A list of sizes.
         raw: Its bytes, in C order, little-endian; ``None``: `values` are its numbers.
@@ -144,14 +146,12 @@ def input_of(
             f"`{where}` must have {elements * dtype.itemsize} bytes for {datatype} of shape "
             f"{list(shape)}, got {len(raw)}."
         )
-    tensor = InferInput(name, list(shape), datatype)
-    tensor._raw_data = raw
-    return tensor
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def array_of(tensor: InferInput) -> NDArray[Any]:
-    """The array of a tensor that `input_of` made; it may not be written to."""
-    array: NDArray[Any] = tensor.as_numpy()
+    """The array of a tensor that `read_rest` read; it may not be written to."""
+    array: NDArray[Any] = tensor.data
     return array
 
 
@@ -160,14 +160,21 @@ def _of_json(where: str, value: Mapping[str, Any]) -> InferInput:
         raise RequestError(
             f"`{where}` must have `data`, or `binary_data_size` in its parameters, got neither."
         )
-    datatype, shape = value.get("datatype"), value.get("shape")
-    return input_of(where, _name(where, value), datatype, shape, None, value["data"])
+    return _input(where, value, None)
 
 
-def _of_bytes(where: str, value: Mapping[str, Any], raw: bytes) -> InferInput:
+def _of_bytes(where: str, value: Mapping[str, Any], raw: memoryview) -> InferInput:
     if "data" in value:
         raise RequestError(f"`{where}` must have `data` or `binary_data_size`, got both.")
-    return input_of(where, _name(where, value), value.get("datatype"), value.get("shape"), raw)
+    return _input(where, value, raw)
+
+
+def _input(where: str, value: Mapping[str, Any], raw: memoryview | None) -> InferInput:
+    name, datatype = _name(where, value), value.get("datatype")
+    array = tensor_array(where, datatype, value.get("shape"), raw, value.get("data"))
+    tensor = InferInput(name, list(array.shape), datatype)
+    tensor.data = array
+    return tensor
 
 
 def _numbers(where: str, dtype: np.dtype[Any], values: Any, elements: int) -> NDArray[Any]:

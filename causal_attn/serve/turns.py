@@ -20,23 +20,24 @@ class Turns:
     """Runs blocking calls in threads of its own, for one event loop.
 
     Args:
-        limits: How many at a time, how many wait, and how long one may take.
+        limits: How many wait, and how long one may take.
+        places: How many run at a time.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, places: int) -> None:
+        self._limits, self._places = limits, places
         self._taken = 0
-        self._pool = ThreadPoolExecutor(limits.max_running, "causal_attn serve")
+        self._pool = ThreadPoolExecutor(places, "causal_attn serve")
 
     @property
     def waiting(self) -> int:
         """Calls that were taken and have not begun."""
-        return max(self._taken - self._limits.max_running, 0)
+        return max(self._taken - self._places, 0)
 
     @property
     def running(self) -> int:
         """Calls that are running."""
-        return min(self._taken, self._limits.max_running)
+        return min(self._taken, self._places)
 
     async def run(self, call: Callable[[], Result]) -> Result:
         """What `call` returns; its time begins now, while it waits.
@@ -45,7 +46,7 @@ class Turns:
             BusyError: As many wait as may.
             StoppedError: It did not end in time.
         """
-        if self._taken >= self._limits.max_running + self._limits.max_waiting:
+        if self._taken >= self._places + self._limits.max_waiting:
             raise BusyError(
                 f"At most {self._limits.max_waiting} requests may wait, got one more. Send it "
                 "again later."
