@@ -41,6 +41,9 @@ __all__ = ["FEW_LENGTHS", "export"]
 FEW_LENGTHS = (1, 2, 5, 13, 33)
 """Tokens that a large model is checked at."""
 
+DECODER_OPSET = 23
+"""The oldest with rotary embeddings and RMS norms as one node each."""
+
 
 # The one call that users make: each keyword is an option of theirs, most are left out.
 def export(
@@ -81,7 +84,8 @@ def export(
         providers: One variant of the package each.
         dtype: ``float32`` (the reference op's default), ``float16`` or ``float64``; for a module,
             default its own.
-        opset: Of the ONNX domain; default the form's oldest.
+        opset: Of the ONNX domain; default the form's oldest, of a language model
+            `DECODER_OPSET`.
         example_inputs: Of a module or function: tensors in the order of ``forward`` or by name,
             no tensor twice. Numbers, words, truth values and ``None`` among them are bound to
             what they are, like the defaults of what is left out: ``contract.arguments``.
@@ -118,6 +122,8 @@ def export(
     judges = judging_providers(providers, check_on)
     bound = _bind(target, example_inputs, dims, parse_dtype(dtype), return_weights, last_logits)
     attention_dtype = float_dtype(bound)
+    if opset is None and bound.reference is not None:
+        opset = DECODER_OPSET
     if lengths is None:
         lengths = FEW_LENGTHS if bound.weight_bytes > LARGE_BYTES else LENGTHS
     if not measure_lengths or min(measure_lengths) < 1:

@@ -28,6 +28,7 @@ from causal_attn.export.torch_output import quiet
 from causal_attn.export.write.complex_pairs import has_complex, write_complex_as_pairs
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.ordinary_ops import ORDINARY
+from causal_attn.export.write.repeated_nodes import drop_repeated_nodes
 from causal_attn.export.write.rotary import expand_angles
 from causal_attn.export.write.weights import weights_aside
 from causal_attn.package.contract import TensorContract
@@ -98,6 +99,8 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
     model: ir.Model = onnx_program.model
     _name_tensors(model, target)
     onnxruntime = write_functions(model, form.functions)
+    if target.reference is not None:
+        drop_repeated_nodes(model)
     expand_angles(model)
     _strip_metadata(model)
     _name_dims(model, captured)

@@ -16,13 +16,22 @@ __all__ = ["expand_angles"]
 
 
 def expand_angles(model: ir.Model) -> None:
-    """Broadcast cosines and sines over the batch, in place, where there are no position ids."""
+    """Broadcast cosines and sines over the batch, in place, where there are no position ids.
+
+    Nodes that turn a batch of one size by the same angles share what was broadcast.
+    """
+    shared: dict[tuple[object, ...], list[ir.Value]] = {}
     for node in list(model.graph.all_nodes()):
         if node.op_type != "RotaryEmbedding" or node.domain not in ("", "ai.onnx"):
             continue
         inputs = node.inputs
         if len(inputs) > 3 and inputs[3] is not None:
             # The angles are then a table of all positions, and rows are looked up in it.
+            continue
+        key = _angles_of(node)
+        if key is not None and key in shared:
+            for index, value in enumerate(shared[key], 1):
+                node.replace_input_with(index, value)
             continue
         name = node.name or node.outputs[0].name or "rotary"
         ones = ir.node(
@@ -44,3 +53,13 @@ def expand_angles(model: ir.Model) -> None:
         graph.insert_before(node, made)
         for index, angle in enumerate(angles, 1):
             node.replace_input_with(index, angle.outputs[0])
+        if key is not None:
+            shared[key] = [angle.outputs[0] for angle in angles]
+
+
+def _angles_of(node: ir.Node) -> tuple[object, ...] | None:
+    """The graph, the size of the batch and the angles of `node`; ``None``: the size is unknown."""
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    if shape is None or (not isinstance(shape[0], int) and shape[0].value is None):
+        return None
+    return (node.graph, shape[0], node.inputs[1], node.inputs[2])
