@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"verify.read_model", "verify.subject"},
     "verify.page": BASE | {"machine", "package", "picture", "verify", "verify.influence"},
     "serve": BASE | {"machine", "package", "runtime", "verify.feeds"},
+    "deploy": BASE | {"attention", "machine", "package", "serve", "verify.feeds"},
     "timing": BASE | {"machine", "runtime", "verify.feeds"},
     "export": BASE
     | {"attention", "machine", "package", "runtime", "timing", "verify", "verify.checks"}
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Part to the parts that it may import. The command line, ``cli``, may import all of them."""
 
-WITH_TORCH = {"attention.reference", "attention.operator", "attention.example"}
+WITH_TORCH = {"attention.reference", "attention.operator"}
 """Modules with torch in them: for ``export``, ``bench``, ``demo``, ``cli`` and the root alone."""
 
 

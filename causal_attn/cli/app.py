@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from causal_attn.cli.bench import bench
 from causal_attn.cli.console import fail
 from causal_attn.cli.demo import demo
+from causal_attn.cli.deploy import deploy
 from causal_attn.cli.doctor import doctor
 from causal_attn.cli.export import export
 from causal_attn.cli.flags import in_flags
@@ -43,6 +44,7 @@ _EXTRA = {
     "kserve": "serve",
     "uvicorn": "serve",
     "grpc": "serve",
+    "tritonclient": "deploy",
 }
 """Module to the extra that brings it."""
 
@@ -105,6 +107,7 @@ for _command, _example in (
     (run, "demo/causal_attention inputs.npz -o outputs.npz"),
     (generate, "model -p 'The capital of France is'"),
     (serve, "demo/causal_attention llama=model --port 8080"),
+    (deploy, "attention=demo/causal_attention repository --for triton"),
     (bench, "--tokens 16,128,1024 --form attention --json"),
     (doctor, ""),
 ):

@@ -1,0 +1,56 @@
+"""`causal-attn deploy`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causal_attn.cli.console import ProviderFlag
+from causal_attn.cli.console import out as console
+from causal_attn.errors import UsageError
+
+__all__ = ["BatchingFlags", "deploy"]
+
+_ENGINES = ("triton", "kserve")
+
+
+@dataclass(frozen=True)
+class BatchingFlags:
+    """Of Triton: where the certificate says that sequences are independent."""
+
+    max_batch: Annotated[int, typer.Option(help="Triton: most sequences of a joined call.")] = 16
+    delay_seconds: Annotated[
+        float, typer.Option(help="Triton: that a request may wait for others.")
+    ] = 0.002
+    max_waiting: Annotated[int, typer.Option(help="Triton: one more is refused.")] = 256
+    seconds: Annotated[float, typer.Option(help="Triton: that a request may wait.")] = 60.0
+    instances: Annotated[int, typer.Option(help="Triton: sessions on each device.")] = 1
+
+
+def deploy(
+    package: Annotated[str, typer.Argument(help="PATH, or NAME=PATH as clients call it.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    engine: Annotated[str, typer.Option("--for", help="triton or kserve.")],
+    provider: ProviderFlag = "cpu",
+    *,
+    accept: Annotated[str, typer.Option(help="certified or unverified.")] = "certified",
+    batching: BatchingFlags,
+) -> None:
+    """Write what another server needs to run a package: a Triton model repository."""
+    if engine not in _ENGINES:
+        raise UsageError(f"`engine` must be one of {list(_ENGINES)}, got {engine!r}.")
+
+    from causal_attn.deploy.place import require_free_place
+    from causal_attn.deploy.source import open_source
+
+    require_free_place(out)
+    source = open_source(package, provider=provider, accept=accept)
+
+    from causal_attn.deploy.triton import write_triton
+    from causal_attn.deploy.triton_config import Batching
+
+    written = write_triton(source, out, batching=Batching(**asdict(batching)))
+    console.print(str(written), soft_wrap=True, highlight=False)
