@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx.reference.op_run import OpRun
 
+from causal_attn.verify.oracle.block_quantized import GatherBlockQuantized, MatMulNBits
+
 __all__ = ["EVALUATOR_OPS"]
 
 Array = NDArray[Any]
@@ -149,8 +151,10 @@ class GroupQueryAttention(OpRun):
 
 
 EVALUATOR_OPS: tuple[type[OpRun], ...] = (
+    GatherBlockQuantized,
     GatherElements,
     GroupQueryAttention,
+    MatMulNBits,
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
 )

@@ -25,10 +25,15 @@ _FORMATS: dict[int, np.finfo[Any]] = {
 }
 
 _SUMMING = {
-    "Attention", "Conv", "Einsum", "Gemm", "GroupQueryAttention", "MatMul", "ReduceMean",
-    "ReduceSum",
+    "Attention", "Conv", "Einsum", "Gemm", "GroupQueryAttention", "MatMul", "MatMulNBits",
+    "ReduceMean", "ReduceSum",
 }  # fmt: skip
 """Products and partial sums inside these are rounded too, and no result shows them."""
+
+
+_FLOAT16_DATA, _INT8_DATA = 2, 4
+"""Values of ``accuracy_level`` at which ``MatMulNBits`` may narrow its data; the latter to 8-bit
+integers with a scale for each block."""
 
 
 class NodeRounding:
@@ -56,6 +61,8 @@ class NodeRounding:
         def rounding(*inputs: Any, **named: Any) -> Any:
             if self.rng is None:
                 return run(*inputs, **named)
+            if op_type == "MatMulNBits":
+                inputs = (self._narrowed(node.onnx_node, inputs[0]), *inputs[1:])
             if op_type in _SUMMING:
                 inputs = tuple(map(self._shaken, inputs))
             results = run(*inputs, **named)
@@ -78,6 +85,18 @@ class NodeRounding:
         if self.rng is None or not _is_wide(result):
             return result
         return round_at_random(result, self._limits(name), self.rng)
+
+    def _narrowed(self, node: onnx.NodeProto, data: Any) -> Any:
+        """`data` as a product with quantized weights may see it, by its ``accuracy_level``."""
+        values = {attribute.name: attribute.i for attribute in node.attribute}
+        level = values.get("accuracy_level", 0)
+        if self.rng is None or not _is_wide(data):
+            return data
+        if level == _INT8_DATA:
+            return _blocks_at_random(data, values["block_size"], self.rng)
+        if level == _FLOAT16_DATA:
+            return round_at_random(data, np.finfo(np.float16), self.rng)
+        return data
 
     def _shaken(self, terms: Any) -> Any:
         if self.rng is None or not _is_wide(terms):
@@ -104,6 +123,21 @@ def round_at_random(
         rounded = np.floor(values / units + rng.random(values.shape)) * units
     kept = np.clip(rounded, float(limits.min), float(limits.max))
     return np.where(np.isfinite(values), kept, values)
+
+
+def _blocks_at_random(
+    values: NDArray[np.float64], block_size: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """`values` as 8-bit integers, -127 to 127, with a scale for each block along the last axis."""
+    count = values.shape[-1]
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -count % block_size)])
+    blocks = padded.reshape(*values.shape[:-1], -1, block_size)
+    scales = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+    scales = np.where(scales > 0, scales, 1.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounded = np.floor(blocks / scales + rng.random(blocks.shape)) * scales
+    kept = np.where(np.isfinite(blocks), rounded, blocks)
+    return kept.reshape(padded.shape)[..., :count]
 
 
 def _is_wide(value: Any) -> bool:

@@ -96,7 +96,10 @@ def _gemm(step: Step) -> list[Extent]:
 @bound("MatMulNBits", domain=MICROSOFT)
 def _matmul_bits(step: Step) -> list[Extent]:
     # A weight is its integer less a zero point, times a scale.
-    size = (1 << step.attr("bits", 4)) * step.size(2)
+    code = float(1 << step.attr("bits", 4))
+    if step.has(3) and step.tensor(3).dtype != np.uint8:
+        code += step.size(3)
+    size = code * step.size(2)
     data = step.tensor(0)
     length = _times(step.length(0, [data.rank - 1]), size * math.sqrt(step.attr("K")))
     if step.has(5):

@@ -67,8 +67,8 @@ def _gather_block_quantized(call: Call) -> list[Tensor]:
     axis = call.attr("gather_axis", 0)
     rows = gather(data, indices, axis)
     shape = list(rows.shape)
-    if data.dtype == np.uint8 and call.attr("bits", 4) == 4:
-        shape[-1] *= 2
+    if data.dtype == np.uint8:
+        shape[-1] *= 8 // call.attr("bits", 4)
     result = unknown(rows.shape, scales.dtype, rows.bits)
     joined = join_axes(result, (result.rank - 1,))
     result = unknown(shape, scales.dtype, joined.bits)
