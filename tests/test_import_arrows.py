@@ -52,6 +52,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"verify.influence", "verify.interface", "verify.oracle", "verify.page"}
     | {"verify.read_model", "verify.subject"},
     "verify.page": BASE | {"machine", "package", "picture", "verify", "verify.influence"},
+    "quantize": BASE
+    | {"machine", "package", "runtime", "verify", "verify.feeds", "verify.oracle"}
+    | {"verify.subject"},
     "serve": BASE | {"machine", "package", "runtime", "verify.feeds"},
     "deploy": BASE | {"attention", "machine", "package", "serve", "verify.feeds"},
     "timing": BASE | {"machine", "runtime", "verify.feeds"},

@@ -22,6 +22,7 @@ from causal_attn.cli.flags import in_flags
 from causal_attn.cli.generate import generate
 from causal_attn.cli.inspect import inspect
 from causal_attn.cli.option_group import one_option_each
+from causal_attn.cli.quantize import quantize
 from causal_attn.cli.run import run
 from causal_attn.cli.serve import serve
 from causal_attn.cli.sign import sign
@@ -101,6 +102,7 @@ app = typer.Typer(
 for _command, _example in (
     (demo, "--out demo"),
     (export, "causal_attention -o attention --heads 8 --window 64"),
+    (quantize, "model -o model-4bit --bits 4"),
     (verify, "model.onnx --report report --json"),
     (inspect, "demo/causal_attention"),
     (sign, "demo/causal_attention --key key.pem"),
