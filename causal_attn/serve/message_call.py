@@ -1,7 +1,6 @@
 """A call with tensors over gRPC: a message in, a message out.
 
-The SDK's own classes copy each tensor twice more than is needed here, where it is as large as the
-rest of the call.
+Numbers in messages are read as `tensor_array` reads all others: nothing is cast.
 """
 
 from __future__ import annotations
