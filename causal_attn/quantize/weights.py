@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,7 +61,8 @@ def quantize_weights(model: onnx.ModelProto, bits: int, block_size: int) -> Quan
     with _quiet():
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-        quantizer = MatMulNBitsQuantizer(
+        # The library's own annotations say that its wrapper of a model is a model.
+        quantizer: Any = MatMulNBitsQuantizer(
             model, bits=bits, block_size=block_size, is_symmetric=True
         )
         quantizer.process()

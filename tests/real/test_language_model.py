@@ -103,7 +103,7 @@ def test_in_4_bits_it_says_what_transformers_says_with_the_same_weights(
     for matrix in matrices(variant.model):
         same = [part for part in linear if part.weight.shape == matrix.shape]
         new = torch.from_numpy(matrix)
-        nearest = min(same, key=lambda part: float((part.weight - new).abs().mean()))
+        nearest = min(same, key=lambda part: float((part.weight.detach() - new).abs().mean()))
         nearest.weight.data.copy_(new)
         linear.remove(nearest)
     assert not linear, "every product is quantized"
