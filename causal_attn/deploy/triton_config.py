@@ -18,7 +18,7 @@ from typing import Any
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from tritonclient.grpc import model_config_pb2 as schema
+from tritonclient.grpc import model_config_pb2
 
 from causal_attn.deploy.source import Source
 from causal_attn.errors import PackageError, UsageError
@@ -28,7 +28,10 @@ from causal_attn.package.certificate import Certificate
 from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 
-__all__ = ["DATATYPES", "WARM_UP", "Batching", "config_text", "joins_along_batch"]
+__all__ = ["DATATYPES", "WARM_UP", "Batching", "config_text", "joins_along_batch", "schema"]
+
+schema: Any = model_config_pb2
+"""Protobuf makes its messages while it is imported, where no type checker sees them."""
 
 DATATYPES = {
     "bool": "TYPE_BOOL",

@@ -16,13 +16,12 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from package_samples import CONTRACT, save_model
 from toy_decoder import write_decoder
-from tritonclient.grpc import model_config_pb2 as schema
 from tritonclient.utils import triton_to_np_dtype
 
 from causal_attn import models
 from causal_attn.deploy.source import open_source
 from causal_attn.deploy.triton import write_triton
-from causal_attn.deploy.triton_config import Batching, joins_along_batch
+from causal_attn.deploy.triton_config import Batching, joins_along_batch, schema
 from causal_attn.errors import CertificateError, PackageError, ProviderError, UsageError
 from causal_attn.machine.provider import Provider
 from causal_attn.package import VariantSource, write_package
@@ -56,7 +55,8 @@ def run_as_triton(
         if skipped:
             assert array.shape[0] <= config.max_batch_size
     names = [one.name for one in config.output]
-    results = dict(zip(names, session.run(names, dict(requests)), strict=True))
+    arrays: Any = session.run(names, dict(requests))
+    results = dict(zip(names, arrays, strict=True))
     for one in config.output:
         assert len(one.dims) == results[one.name].ndim - skipped
     return results
