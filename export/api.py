@@ -62,6 +62,7 @@ def export(
     check_on: Sequence[str | Provider] | None = None,
     name: str | None = None,
     last_logits: bool = False,
+    output_attentions: bool = False,
     lengths: Sequence[int] | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Package:
@@ -102,6 +103,8 @@ def export(
         check_on: Providers to check on; default each variant's own, which must then be installed.
         name: Of the package; default the name of `target`.
         last_logits: Of a language model: whether only the last token's logits come out.
+        output_attentions: Of a language model: whether the weights of every layer come out,
+            ``attentions.N`` ``[batch, heads, tokens, past_tokens + tokens]``.
         lengths: Tokens to check at; those outside the bounds of the tokens are left out. Default
             `LENGTHS`, to 257; for a model of more than 256 MiB `FEW_LENGTHS`, to 33, since its
             float64 run takes minutes at others.
@@ -120,7 +123,8 @@ def export(
     require_free(path)
     require_lengths(FEW_LENGTHS if lengths is None else lengths)
     judges = judging_providers(providers, check_on)
-    bound = _bind(target, example_inputs, dims, parse_dtype(dtype), return_weights, last_logits)
+    wanted = {"last_logits": last_logits, "output_attentions": output_attentions}
+    bound = _bind(target, example_inputs, dims, parse_dtype(dtype), return_weights, wanted)
     attention_dtype = float_dtype(bound)
     if opset is None and bound.reference is not None:
         opset = DECODER_OPSET
@@ -202,15 +206,17 @@ def _bind(
     dims: Dims | None,
     dtype: torch.dtype | None,
     return_weights: bool,
-    last_logits: bool,
+    wanted: Mapping[str, bool],
 ) -> Target:
     if example_inputs is None and is_language_model(target):
         from causal_attn.export.decoder.target import decoder_target
 
         require_cpu(target, None)
-        return decoder_target(target, dtype=dtype, last_logits=last_logits)
-    if last_logits:
-        raise UsageError("`last_logits` must be left out for a target that is no language model.")
+        return decoder_target(target, dtype=dtype, **wanted)
+    if set_for_nothing := [name for name, value in wanted.items() if value]:
+        raise UsageError(
+            f"`{set_for_nothing[0]}` must be left out for a target that is no language model."
+        )
     if target is causal_attention or isinstance(target, AttentionSpec):
         if example_inputs is not None or dims is not None:
             raise UsageError(

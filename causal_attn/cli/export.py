@@ -76,6 +76,10 @@ class ExportOptions:
         bool,
         typer.Option("--last-logits", help="Language model: logits of the last token alone."),
     ] = False
+    output_attentions: Annotated[
+        bool,
+        typer.Option("--output-attentions", help="Language model: the weights of every layer."),
+    ] = False
     measure: Annotated[
         bool, typer.Option(help="Whether auto times the forms here or takes a fixed table.")
     ] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +26,9 @@ LINGER_SECONDS = 1.0
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """What an orchestrator asks: it has no token, and asks a server that is stopping too."""
 
+_LOOKING = ("/page/", "/metrics")
+"""Begins the paths that only look on."""
+
 
 class HttpGate:
     """Lets requests through to `app`, and answers for what it refuses or what escapes.
@@ -33,16 +37,20 @@ class HttpGate:
         app: The application.
         gate: Counts, and knows the token.
         limits: Of a request.
+        public: Paths that need no token and are not counted, besides those of health.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, gate: Gate, limits: Limits, public: Iterable[str] = ()
+    ) -> None:
         self._app, self._gate, self._limits = app, gate, limits
+        self._open = frozenset({*OPEN, *public})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
             return
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return
         headers = {
@@ -50,7 +58,9 @@ class HttpGate:
             for name, value in scope["headers"]
         }
         what = f"{scope['method']} {scope['path']}"
-        with self._gate.pass_through("http", what, headers) as passage:
+        # Their times would hide those of the requests that they are there to show.
+        protocol = "page" if scope["path"].startswith(_LOOKING) else "http"
+        with self._gate.pass_through(protocol, what, headers) as passage:
             body = _Body(receive, self._limits)
             answer = _Answer(send, passage, body)
             scope[PASSAGE] = passage

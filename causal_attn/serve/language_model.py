@@ -81,6 +81,19 @@ class LanguageModel(TensorModel):
             )
         return await self.turns.run(lambda: text.chat(messages))
 
+    async def tokens(self, text: str, *, chat: bool = False) -> list[int]:
+        """Tokens of `text`; with `chat`, of a conversation that begins with it.
+
+        Raises:
+            UsageError: The model has no tokenizer, or no chat template.
+        """
+        if chat:
+            return await self.chat([{"role": "user", "content": text}])
+        coder = self.generator.text
+        if coder is None:
+            raise UsageError("`text` must go to a model with a tokenizer, got one without.")
+        return await self.turns.run(lambda: coder.encode(text))
+
     def word(self, token: int) -> str:
         """What `token` is in text; its number, for a model without a tokenizer."""
         text = self.generator.text

@@ -15,17 +15,33 @@ from prometheus_client.registry import Collector
 
 from causal_attn.serve.tensor_model import TensorModel
 
-__all__ = ["FIRST_TOKEN_SECONDS", "IN_FLIGHT", "REQUESTS", "REQUEST_SECONDS", "watch"]
+__all__ = [
+    "FIRST_TOKEN_SECONDS",
+    "IN_FLIGHT",
+    "REQUESTS",
+    "REQUEST_SECONDS",
+    "request_seconds",
+    "watch",
+]
 
 REQUESTS = Counter(
     "causal_attn_requests", "Requests by protocol and what became of them", ["protocol", "outcome"]
 )
+SECONDS = tuple(factor * 10.0**power for power in range(-4, 2) for factor in (1, 1.5, 2.5, 4, 6))
+"""Bounds of the histograms, from 0.1 ms to 60 s: a quantile is known to within a half."""
+
 REQUEST_SECONDS = Histogram(
-    "causal_attn_request_seconds", "From the first byte to the last", ["protocol"]
+    "causal_attn_request_seconds",
+    "From the first byte to the last",
+    ["protocol"],
+    buckets=SECONDS,
 )
 IN_FLIGHT = Gauge("causal_attn_requests_in_flight", "Requests that were taken and not answered")
 FIRST_TOKEN_SECONDS = Histogram(
-    "causal_attn_first_token_seconds", "From a request to its first token", ["model_name"]
+    "causal_attn_first_token_seconds",
+    "From a request to its first token",
+    ["model_name"],
+    buckets=SECONDS,
 )
 
 
@@ -55,6 +71,21 @@ class _Models(Collector):
                 family.add_metric([model.name], number)
         yield loaded
         yield from numbers.values()
+
+
+def request_seconds() -> dict[str, list[tuple[float | None, float]]]:
+    """By protocol: the upper bounds of `REQUEST_SECONDS` and how many requests took no longer.
+
+    The last bound is ``None``: any time.
+    """
+    found: dict[str, list[tuple[float | None, float]]] = {}
+    for family in REQUEST_SECONDS.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                known = None if bound == float("inf") else bound
+                found.setdefault(sample.labels["protocol"], []).append((known, sample.value))
+    return found
 
 
 def watch(models: Sequence[TensorModel]) -> None:

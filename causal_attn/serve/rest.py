@@ -1,4 +1,4 @@
-"""The HTTP application: the protocol's endpoints, the metrics, and those of language models."""
+"""The HTTP application: the protocol's endpoints, metrics, those of language models, the page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from causal_attn.serve.body_call import BodyCall
 from causal_attn.serve.failures import RequestError, failure_of
 from causal_attn.serve.http_gate import PASSAGE, error_body, extra_headers
 from causal_attn.serve.openai_routes import add_openai_routes
+from causal_attn.serve.page import add_page_routes
 from causal_attn.serve.plane import Plane
 from causal_attn.serve.sdk import InvalidInput, ModelNotFound, V2Endpoints
 
@@ -69,6 +70,7 @@ def application(plane: Plane) -> FastAPI:
         app.add_api_route(path, endpoint, methods=["GET"])
     app.add_api_route("/v2/models/{model_name}/infer", infer, methods=["POST"])
     add_openai_routes(app, plane)
+    add_page_routes(app, plane)
     for kind in (CausalAttnError, InvalidInput, ModelNotFound, HTTPException, Exception):
         app.add_exception_handler(kind, _told)
     return app

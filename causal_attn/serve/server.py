@@ -15,6 +15,7 @@ from causal_attn.serve.gate import Gate, say
 from causal_attn.serve.grpc_service import grpc_server
 from causal_attn.serve.http_gate import HttpGate
 from causal_attn.serve.metrics import watch
+from causal_attn.serve.page import FILES
 from causal_attn.serve.plane import Plane
 from causal_attn.serve.rest import application
 from causal_attn.serve.settings import Address, Limits
@@ -75,7 +76,7 @@ async def _serve(
         await rpc.start()
         http = _Uvicorn(
             uvicorn.Config(
-                HttpGate(application(plane), gate, limits),
+                HttpGate(application(plane), gate, limits, public=FILES),
                 log_config=None,
                 access_log=False,
                 server_header=False,

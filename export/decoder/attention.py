@@ -32,8 +32,8 @@ def masked_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
-    """``softmax(softcap(q k^T * scale) where visible, else -inf) v``.
+) -> tuple[Tensor, Tensor]:
+    """``softmax(softcap(q k^T * scale) where visible, else -inf) v``, and the softmax.
 
     Args:
         query: ``[batch, heads, q_tokens, features]``.
@@ -45,7 +45,8 @@ def masked_attention(
         sinks: ``[heads]``: the score of one more key for each head, whose value is zero.
 
     Returns:
-        ``[batch, heads, q_tokens, v_features]``, zeros where no key is visible.
+        ``[batch, heads, q_tokens, v_features]``, zeros where no key is visible, and the weights
+        ``[batch, heads, q_tokens, kv_tokens]``, zeros likewise.
     """
     dtype = query.dtype
     if dtype in (torch.float16, torch.bfloat16):
@@ -68,8 +69,8 @@ def masked_attention(
         weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
     # Softmax makes NaN of a row that is -inf throughout.
     weights = weights.masked_fill(~visible, 0)
-    weights = weights.unflatten(1, (kv_heads, heads // kv_heads)).flatten(2, 3)
-    return _of_heads(weights @ value, heads).to(dtype)
+    grouped = weights.unflatten(1, (kv_heads, heads // kv_heads)).flatten(2, 3)
+    return _of_heads(grouped @ value, heads).to(dtype), weights.to(dtype)
 
 
 def _of_heads(rows: Tensor, heads: int) -> Tensor:
@@ -90,14 +91,14 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
-    """What models call: tokens before heads in the result, and no weights."""
+) -> tuple[Tensor, Tensor]:
+    """What models call: tokens before heads in the result."""
     assert attention_mask is not None  # `_mask` never leaves it out
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    output = masked_attention(
+    output, weights = masked_attention(
         query, key, value, attention_mask, scale=scale, softcap=softcap, sinks=s_aux
     )
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def _mask(

@@ -34,16 +34,25 @@ class Decoder(nn.Module):
     ``input_ids [batch, tokens]`` int64, ``attention_mask [batch, past_tokens + tokens]`` int64 (0:
     padding), ``position_ids [batch, tokens]`` int64 where the model takes them, and the past. The
     results are ``logits [batch, tokens, vocabulary]``, or ``[batch, 1, vocabulary]`` of the last
-    token, and the present.
+    token, the present, and where they are asked for the weights of every layer, ``[batch, heads,
+    tokens, past_tokens + tokens]``.
     """
 
     attention, experts = attention.NAME, experts.NAME
 
-    def __init__(self, model: PreTrainedModel, *, positions: bool, last_logits: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        positions: bool,
+        last_logits: bool,
+        output_attentions: bool,
+    ) -> None:
         super().__init__()
         attention.register()
         experts.register()
         self.model, self.positions, self.last_logits = model, positions, last_logits
+        self.output_attentions = output_attentions
 
     def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """`tensors` by name, the past after the others and in the order of the layers."""
@@ -57,13 +66,15 @@ class Decoder(nn.Module):
         torch._check(inputs["attention_mask"].shape[1] == total)
         cache = growing_cache(past)
         with _implemented(self.model, self.attention, self.experts):
-            logits = self.model(
+            result = self.model(
                 **inputs,
                 cache=cache,
                 use_cache=True,
                 **({"logits_to_keep": 1} if self.last_logits else {}),
-            ).logits
-        return logits, *present(cache)
+                **({"output_attentions": True} if self.output_attentions else {}),
+            )
+        weights = result.attentions if self.output_attentions else ()
+        return result.logits, *present(cache), *weights
 
 
 class OwnDecoder(Decoder):
@@ -73,7 +84,13 @@ class OwnDecoder(Decoder):
 
 
 def decoder_module(
-    kind: type[Decoder], model: PreTrainedModel, *, layers: int, positions: bool, last_logits: bool
+    kind: type[Decoder],
+    model: PreTrainedModel,
+    *,
+    layers: int,
+    positions: bool,
+    last_logits: bool,
+    output_attentions: bool,
 ) -> Decoder:
     """A `kind` whose ``forward`` has one parameter for each tensor: the tracer names inputs so."""
     names = ["input_ids", "attention_mask", *(["position_ids"] if positions else [])]
@@ -88,7 +105,9 @@ def decoder_module(
     )
     forward.__signature__ = signature  # type: ignore[attr-defined]
     made: Any = type(kind.__name__, (kind,), {"forward": forward})
-    decoder: Decoder = made(model, positions=positions, last_logits=last_logits)
+    decoder: Decoder = made(
+        model, positions=positions, last_logits=last_logits, output_attentions=output_attentions
+    )
     return decoder
 
 

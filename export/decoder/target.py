@@ -26,7 +26,11 @@ TOTAL = "past_tokens + tokens"
 
 
 def decoder_target(
-    model: PreTrainedModel, *, dtype: torch.dtype | None = None, last_logits: bool = False
+    model: PreTrainedModel,
+    *,
+    dtype: torch.dtype | None = None,
+    last_logits: bool = False,
+    output_attentions: bool = False,
 ) -> Target:
     """`model` with a cache that grows, the names and the order of inputs those of the ecosystem.
 
@@ -34,6 +38,8 @@ def decoder_target(
         model: A causal language model; it is put into eval mode while it runs, and not changed.
         dtype: Of weights, cache and logits; default the model's own. Another one takes a copy.
         last_logits: Whether only the last token's logits come out.
+        output_attentions: Whether the weights of every layer come out, as ``attentions.0`` and so
+            on.
 
     Raises:
         CaptureError: The model is of a kind that has no such graph; the message says which.
@@ -63,15 +69,23 @@ def decoder_target(
         _, heads, _, features = tensor.shape
         examples[name] = torch.randn(_BATCH, heads, _PAST, features, dtype=tensor.dtype)
         dims[name] = {0: "batch", 2: "past_tokens"}
+    weights = [f"attentions.{layer}" for layer in range(layers)] if output_attentions else []
     kinds = [
-        decoder_module(kind, model, layers=layers, positions=positions, last_logits=last_logits)
+        decoder_module(
+            kind,
+            model,
+            layers=layers,
+            positions=positions,
+            last_logits=last_logits,
+            output_attentions=output_attentions,
+        )
         for kind in (Decoder, OwnDecoder)
     ]
     target = Target(
         module=kinds[0],
         examples=examples,
         dims=dims,
-        outputs=("logits", *cache_names("present", layers)),
+        outputs=("logits", *cache_names("present", layers), *weights),
         bounds={"input_ids": (0, vocabulary)},
         reference=kinds[1],
     )

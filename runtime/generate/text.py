@@ -38,6 +38,11 @@ class Text:
         self._template = template
         self._special = dict(special or {})
 
+    @property
+    def chats(self) -> bool:
+        """Whether it has a chat template."""
+        return self._template is not None
+
     @classmethod
     def read(cls, folder: Path) -> Text | None:
         """What lies in `folder`; ``None`` if it has no ``tokenizer.json``.

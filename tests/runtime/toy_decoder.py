@@ -33,8 +33,8 @@ _PAST = ("batch", 1, "past_tokens", WIDTH)
 _PRESENT = ("batch", 1, _TOTAL, WIDTH)
 
 
-def decoder_bytes(*, last: bool = False) -> bytes:
-    """The model; with `last`, logits of the last token alone."""
+def decoder_bytes(*, last: bool = False, attentions: bool = False) -> bytes:
+    """The model; with `last`, logits of the last token alone; with `attentions`, its weights."""
     inputs = [
         Tensor("input_ids", ("batch", "tokens"), "int64"),
         Tensor("attention_mask", ("batch", "total"), "int64"),
@@ -44,7 +44,9 @@ def decoder_bytes(*, last: bool = False) -> bytes:
     outputs = [
         Tensor("logits", ("batch", 1 if last else "tokens", VOCABULARY)),
         Tensor("present.0.key", ("batch", 1, "total", WIDTH)),
+        *([Tensor("attentions.0", ("batch", 1, "tokens", "total"))] if attentions else []),
     ]
+    weights = "attentions.0" if attentions else "weights"
     nodes = [
         Node("Gather", ["table", "input_ids"], ["embedded"]),
         # Where a token stands is in what it is: a wrong position gives other logits.
@@ -71,8 +73,8 @@ def decoder_bytes(*, last: bool = False) -> bytes:
         Node("And", ["causal", "real4"], ["visible"]),
         Node("Where", ["visible", "scores", "hidden"], ["masked"]),
         Node("Softmax", ["masked"], ["unsafe"], attributes={"axis": -1}),
-        Node("Where", ["visible", "unsafe", "nothing"], ["weights"]),
-        Node("MatMul", ["weights", "present.0.key"], ["seen"]),
+        Node("Where", ["visible", "unsafe", "nothing"], [weights]),
+        Node("MatMul", [weights, "present.0.key"], ["seen"]),
         Node("Squeeze", ["seen", "axis1"], ["seen3"]),
         *([Node("Gather", ["seen3", "last"], ["row"], attributes={"axis": 1})] if last else []),
         Node("MatMul", ["row" if last else "seen3", "head"], ["logits"]),
@@ -105,7 +107,11 @@ def logits_of(ids: Sequence[int]) -> NDArray[np.float64]:
 
 
 def write_decoder(
-    root: Path, *, last: bool = False, files: Mapping[str, Any] | None = None
+    root: Path,
+    *,
+    last: bool = False,
+    attentions: bool = False,
+    files: Mapping[str, Any] | None = None,
 ) -> Path:
     """A package of it, with `files` of JSON beside the model."""
     contract = contract_of(
@@ -118,6 +124,9 @@ def write_decoder(
         {
             "logits": ("float32", ("batch", 1 if last else "tokens", VOCABULARY)),
             "present.0.key": ("float32", _PRESENT),
+            **(
+                {"attentions.0": ("float32", ("batch", 1, "tokens", _TOTAL))} if attentions else {}
+            ),
         },
         cache=CacheLayout(
             entries=(
@@ -132,7 +141,7 @@ def write_decoder(
     )
     folder = root / "toy" / "cpu"
     folder.mkdir(parents=True)
-    (folder / "model.onnx").write_bytes(decoder_bytes(last=last))
+    (folder / "model.onnx").write_bytes(decoder_bytes(last=last, attentions=attentions))
     (folder / "contract.json").write_text(contract.to_json())
     certificate = passed_certificate(model_digest(folder / "model.onnx"))
     (folder / "certificate.json").write_text(certificate.to_json())

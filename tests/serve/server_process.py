@@ -84,10 +84,10 @@ def start(*arguments: str) -> Server:
     return server
 
 
-def write_language_model(root: Path, *, ends: bool = True) -> Path:
+def write_language_model(root: Path, *, ends: bool = True, attentions: bool = False) -> Path:
     """The toy decoder, whose 22 first tokens are letters; with `ends`, its last one ends."""
     files = {"generation_config.json": {"eos_token_id": VOCABULARY - 1}} if ends else {}
-    package: Path = write_decoder(root, files=files)
+    package: Path = write_decoder(root, files=files, attentions=attentions)
     folder = package / "toy" / "cpu"
     words = {letter: index for index, letter in enumerate(LETTERS)}
     tokenizer = Tokenizer(models.WordLevel(words | {"</s>": VOCABULARY - 1}, unk_token="a"))

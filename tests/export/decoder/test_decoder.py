@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from decoder_families import FAMILIES, build
 from sampled import sampled
 
-from causal_attn.errors import CaptureError
+from causal_attn.errors import CaptureError, CheckError
 from causal_attn.export import export
 from causal_attn.package.certificate import Verdict
 from causal_attn.runtime import load
@@ -78,6 +79,36 @@ def test_names_and_dims_are_those_of_the_ecosystem(llama: Path) -> None:
         "logits": ("batch", "tokens", 64),
         **{name.replace("past_key_values", "present"): ("batch", 2, total, 8) for name in past},
     }
+
+
+def test_weights_come_out_where_they_are_asked_for(tmp_path: Path) -> None:
+    model = build("llama")
+    export(model, tmp_path / "p", form="decomposed", lengths=(1, 2, 7), output_attentions=True)
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        wanted = model(input_ids=torch.tensor([PROMPT]), output_attentions=True).attentions
+    with load(tmp_path / "p", provider="cpu") as session:
+        outputs = {tensor.name: tensor.dims for tensor in session.contract.outputs}
+        assert outputs["attentions.1"] == ("batch", 4, "tokens", "past_tokens + tokens")
+        feeds = {
+            "input_ids": np.array([PROMPT]),
+            "attention_mask": np.ones((1, 4), np.int64),
+            "position_ids": np.arange(4)[None],
+            **{
+                tensor.name: np.zeros((1, 2, 0, 8), np.float32)
+                for tensor in session.contract.inputs[3:]
+            },
+        }
+        given = session.run(feeds)
+    for layer in range(2):
+        np.testing.assert_allclose(given[f"attentions.{layer}"], wanted[layer], atol=1e-6)
+
+
+def test_weights_that_see_the_future_are_refused(tmp_path: Path) -> None:
+    # Falcon of transformers 5 leaves its mask out where its weights are asked for.
+    with pytest.raises(CheckError, match="not causal"):
+        export(build("falcon"), tmp_path / "p", lengths=(1, 2), output_attentions=True)
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_model_is_left_as_it_was() -> None:
