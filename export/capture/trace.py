@@ -24,6 +24,7 @@ from causal_attn.export.capture.limits import advised_dims, table_end, with_limi
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
 from causal_attn.export.capture.regions import inline_regions
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
+from causal_attn.export.capture.symbolic_len import symbolic_len
 from causal_attn.export.capture.whole_steps import WholeSteps
 from causal_attn.export.dims import Limits, bounded
 from causal_attn.export.eager import as_written
@@ -124,6 +125,7 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         masks_as_given(),
         TrianglesAsMasks(),
         biases_as_masks(),
+        symbolic_len(),
         WholeSteps(),
         # What torch.compile hands over is source already.
         contextlib.nullcontext() if target.guarded else as_written(),
@@ -193,7 +195,7 @@ def _explain(text: str, kind: str, target: Target, log: ExportLog, lines: Sequen
         line = f" A length is first made a number in {lines[0]}." if lines else ""
         return (
             f"`{fixed[1]}` must stay dynamic, but the code fixes it to the size of the example: a "
-            "Python branch, int(), len() or a buffer of that size depends on it. Make it a tensor "
+            "Python branch, int() or a buffer of that size depends on it. Make it a tensor "
             f"operation, or drop the dim from `dims`.{line} {where[0].upper()}{where[1:]}"
         )
     if related and "onstraint" in text:

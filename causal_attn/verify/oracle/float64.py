@@ -145,10 +145,20 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
                 _widen_graph(attribute.g)
             for graph in attribute.graphs:
                 _widen_graph(graph)
+        if node.op_type == "Constant":
+            _widen_numbers(node)
         if node.op_type == "ConstantOfShape" and not node.attribute:
             # Without a value it makes float32 zeros.
             zero = numpy_helper.from_array(np.zeros(1, np.float64))
             node.attribute.append(onnx.helper.make_attribute("value", zero))
+
+
+def _widen_numbers(node: onnx.NodeProto) -> None:
+    """A constant that is written as a number, or as a list of them, makes float32."""
+    for attribute in node.attribute:
+        if attribute.name in ("value_float", "value_floats"):
+            value = np.asarray(onnx.helper.get_attribute_value(attribute), np.float64)
+            attribute.CopyFrom(onnx.helper.make_attribute("value", numpy_helper.from_array(value)))
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
