@@ -68,6 +68,8 @@ class BodyCall:
             use_binary_outputs=request.use_binary_outputs,
             requested_outputs=request.request_outputs,
         )
+        # Bytes with the length of their JSON, or without: an object.
+        written: Any
         written, size = answer.to_rest()
         if size is None:
             written = orjson.dumps(written, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -8,7 +8,6 @@ from typing import Any
 
 from causal_attn.serve.gate import Gate
 from causal_attn.serve.sdk import DataPlane, ModelNotFound, ModelRepository
-from causal_attn.serve.tensor_call import TensorCall
 from causal_attn.serve.tensor_model import TensorModel
 
 __all__ = ["Plane"]
@@ -42,17 +41,15 @@ class Plane(DataPlane):
         return model
 
     async def infer(
-        self, model_name: str, request: TensorCall, headers: dict[str, str] | None = None
+        self, model_name: str, request: Any, headers: dict[str, str] | None = None
     ) -> tuple[Any, dict[str, str]]:
-        """What `request` writes of a model's answer, and headers that go with it.
+        """What `request`, a `TensorCall`, writes of a model's answer, and headers beside it.
 
         Raises:
             ModelNotFound: There is no such model.
             CausalAttnError: As in `TensorModel.predict`.
         """
-        # To the SDK a request is what its model can read.
-        given: Any = request
-        answer, beside = await super().infer(model_name, given, headers)
+        answer, beside = await super().infer(model_name, request, headers)
         return answer, beside
 
     async def ready(self) -> bool:

@@ -35,6 +35,7 @@ class TensorCall(Protocol):
         Raises:
             RequestError: The call is not what the protocol says.
         """
+        ...
 
     def write(self, model: str, results: Mapping[str, NDArray[Any]]) -> Any:
         """The answer: `results` of the model of that name, by the names of outputs."""

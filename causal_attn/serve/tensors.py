@@ -151,7 +151,8 @@ def tensor_array(
 
 def array_of(tensor: InferInput) -> NDArray[Any]:
     """The array of a tensor that `read_rest` read; it may not be written to."""
-    array: NDArray[Any] = tensor.data
+    data: Any = tensor.data
+    array: NDArray[Any] = data
     return array
 
 
@@ -172,8 +173,9 @@ def _of_bytes(where: str, value: Mapping[str, Any], raw: memoryview) -> InferInp
 def _input(where: str, value: Mapping[str, Any], raw: memoryview | None) -> InferInput:
     name, datatype = _name(where, value), value.get("datatype")
     array = tensor_array(where, datatype, value.get("shape"), raw, value.get("data"))
-    tensor = InferInput(name, list(array.shape), datatype)
-    tensor.data = array
+    tensor = InferInput(name, list(array.shape), str(datatype))
+    held: Any = tensor
+    held.data = array
     return tensor
 
 

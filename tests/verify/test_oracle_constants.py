@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from causal_attn.verify.oracle.float64 import GraphRun
 
 
 @pytest.mark.parametrize("constant", [{"value_float": 0.5}, {"value_floats": [0.5, 0.25]}])
-def test_a_constant_in_numbers_is_widened(constant: dict[str, object], tmp_path: Path) -> None:
+def test_a_constant_in_numbers_is_widened(constant: dict[str, Any], tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Constant", [], ["factor"], **constant),
         helper.make_node("Mul", ["x", "factor"], ["y"]),

@@ -125,7 +125,7 @@ def _file(name: str, media_type: str) -> Any:
 
 @cache
 def _content(name: str) -> bytes:
-    return files(__package__).joinpath(name).read_bytes()
+    return files("causal_attn.serve.page").joinpath(name).read_bytes()
 
 
 def _json(value: object) -> Response:
