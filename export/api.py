@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from causal_attn.attention.reference import causal_attention
-from causal_attn.attention.spec import AttentionSpec
+from causal_attn.attention.spec import AttentionSpec, CacheKind
 from causal_attn.errors import UsageError
 from causal_attn.export.capture.captured import Captured
 from causal_attn.export.capture.device import require_cpu
@@ -63,6 +63,7 @@ def export(
     name: str | None = None,
     last_logits: bool = False,
     output_attentions: bool = False,
+    cache: str | CacheKind | None = None,
     lengths: Sequence[int] | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Package:
@@ -105,6 +106,9 @@ def export(
         last_logits: Of a language model: whether only the last token's logits come out.
         output_attentions: Of a language model: whether the weights of every layer come out,
             ``attentions.N`` ``[batch, heads, tokens, past_tokens + tokens]``.
+        cache: Of a language model: ``dynamic``, the default, which grows, or ``static``, buffers
+            of fixed capacity that are written in place; see docs/decoders.md. ``growing`` and
+            ``fixed``, the words of a contract, are the same two.
         lengths: Tokens to check at; those outside the bounds of the tokens are left out. Default
             `LENGTHS`, to 257; for a model of more than 256 MiB `FEW_LENGTHS`, to 33, since its
             float64 run takes minutes at others.
@@ -123,7 +127,12 @@ def export(
     require_free(path)
     require_lengths(FEW_LENGTHS if lengths is None else lengths)
     judges = judging_providers(providers, check_on)
-    wanted = {"last_logits": last_logits, "output_attentions": output_attentions}
+    wanted: dict[str, Any] = {
+        "last_logits": last_logits,
+        "output_attentions": output_attentions,
+    }
+    if cache is not None:
+        wanted["cache"] = _cache_kind(cache)
     bound = _bind(target, example_inputs, dims, parse_dtype(dtype), return_weights, wanted)
     attention_dtype = float_dtype(bound)
     if opset is None and bound.reference is not None:
@@ -206,7 +215,7 @@ def _bind(
     dims: Dims | None,
     dtype: torch.dtype | None,
     return_weights: bool,
-    wanted: Mapping[str, bool],
+    wanted: Mapping[str, Any],
 ) -> Target:
     if example_inputs is None and is_language_model(target):
         from causal_attn.export.decoder.target import decoder_target
@@ -227,6 +236,18 @@ def _bind(
         return reference_target(spec, dtype=dtype or torch.float32, return_weights=return_weights)
     require_cpu(target, example_inputs)
     return user_target(target, example_inputs, dims, dtype=dtype)
+
+
+def _cache_kind(given: str | CacheKind) -> CacheKind:
+    words = {
+        "dynamic": CacheKind.DYNAMIC, "growing": CacheKind.DYNAMIC,
+        "static": CacheKind.STATIC, "fixed": CacheKind.STATIC,
+    }  # fmt: skip
+    if given not in words:
+        raise UsageError(
+            f"`cache` must be one of {list(words)} for a language model, got {given!r}."
+        )
+    return words[given]
 
 
 def _name_of(target: Any) -> str:

@@ -25,6 +25,7 @@ from causal_attn.export.user_module import (
     with_constants,
     with_flat_results,
 )
+from causal_attn.package.cache_layout import CacheLayout
 
 __all__ = ["LARGE_BYTES", "Target", "reference_target", "resized", "size_of", "user_target"]
 
@@ -69,6 +70,7 @@ class Target:
         reference: What the results are held against, called as `module` is; ``None``: `module`
             itself.
         companions: Files that lie beside the graph, by name.
+        cache: The graph's cache; ``None``: as spec, names and dims say.
     """
 
     module: nn.Module
@@ -84,6 +86,7 @@ class Target:
     guarded: bool = False
     reference: nn.Module | None = None
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    cache: CacheLayout | None = None
 
     @property
     def weight_bytes(self) -> int:

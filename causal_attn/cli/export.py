@@ -30,7 +30,10 @@ class ReferenceOptions:
     scale: Annotated[float | None, typer.Option(help="Default 1/sqrt(features).")] = None
     window: Annotated[int | None, typer.Option(help="Tokens seen, itself included.")] = None
     softcap: Annotated[float | None, typer.Option(help="Before the mask.")] = None
-    cache: Annotated[str, typer.Option(help="none, dynamic or static.")] = "none"
+    cache: Annotated[
+        str | None,
+        typer.Option(help="none, dynamic or static; of a model's folder too, default dynamic."),
+    ] = None
 
     def spec(self, target: str) -> AttentionSpec | None:
         """The spec these options ask for; ``None``: none was given.
@@ -40,8 +43,8 @@ class ReferenceOptions:
             SpecError: They cannot be.
         """
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        if self.cache == "none":
-            del given["cache"]
+        if self.cache == "none" or Path(target).is_dir():
+            given.pop("cache", None)
         if given and target != "causal_attention":
             raise UsageError(
                 f"`{next(iter(given))}` must be left out for a target of your own, which has its "
@@ -135,6 +138,8 @@ def export(
         del given["lengths"]
         if lengths is not None:
             given["lengths"] = lengths
+        if spec is None:
+            given["cache"] = reference.cache
         examples = {name: torch.from_numpy(array) for name, array in arrays.items()}
         package = run_export(
             chosen,

@@ -71,12 +71,16 @@ class CacheLayout:
             fixed entries.
         in_place: Whether fixed and replaced outputs may be bound to the memory of their inputs:
             the graph reads nothing of an entry after it has overwritten it.
+        finite: Whether slots of fixed entries that hold no token must hold finite numbers: the
+            graph reads them and weighs them with zero, and 0 * NaN is NaN. Otherwise they may
+            hold anything. ``contract.json`` leaves the field out where it is false.
     """
 
     entries: tuple[CacheEntry, ...]
     lengths: str | None = None
     capacity: str | None = None
     in_place: bool = False
+    finite: bool = False
 
     def of(self, *kinds: EntryKind) -> tuple[CacheEntry, ...]:
         """The entries of some kinds."""
@@ -116,7 +120,10 @@ class CacheLayout:
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
         entries = [asdict(entry) | {"kind": str(entry.kind)} for entry in self.entries]
-        return asdict(self) | {"entries": entries}
+        values = asdict(self) | {"entries": entries}
+        if not self.finite:
+            del values["finite"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Any) -> CacheLayout:
@@ -125,7 +132,7 @@ class CacheLayout:
         Raises:
             PackageError: A field is missing, unknown, or of another type.
         """
-        if not isinstance(values, dict) or set(values) != {
+        if not isinstance(values, dict) or set(values) - {"finite"} != {
             "entries", "lengths", "capacity", "in_place"
         }:  # fmt: skip
             wanted = "be null or have entries, lengths, capacity and in_place"
@@ -135,8 +142,9 @@ class CacheLayout:
         for name in ("lengths", "capacity"):
             if values[name] is not None:
                 as_name(f"cache.{name}", values[name])
-        if not isinstance(values["in_place"], bool):
-            raise refusal("cache.in_place", "be true or false", values["in_place"])
+        for name in ("in_place", "finite"):
+            if not isinstance(values.get(name, False), bool):
+                raise refusal(f"cache.{name}", "be true or false", values[name])
         return cls(
             entries=tuple(
                 _entry(f"cache.entries[{index}]", value)
@@ -145,6 +153,7 @@ class CacheLayout:
             lengths=values["lengths"],
             capacity=values["capacity"],
             in_place=values["in_place"],
+            finite=values.get("finite", False),
         )
 
     def _faults(
@@ -214,6 +223,8 @@ class CacheLayout:
             yield f"`cache.capacity` must be null without fixed entries, got {self.capacity!r}."
         if self.in_place and not self.of(EntryKind.FIXED, EntryKind.REPLACED):
             yield "`cache.in_place` must be false without fixed or replaced entries, got true."
+        if self.finite and not fixed:
+            yield "`cache.finite` must be false without fixed entries, got true."
         if self.lengths is None:
             return
         lengths = inputs.get(self.lengths)

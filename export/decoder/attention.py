@@ -105,14 +105,17 @@ def _mask(
     *,
     q_length: int,
     kv_length: int,
-    q_offset: int,
+    q_offset: int | Tensor,
     kv_offset: int,
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor:
-    """``[batch or 1, 1, q_length, kv_length]`` bool: the model's own rule, less the padding."""
+    """``[batch or 1, 1, q_length, kv_length]`` bool: the model's own rule, less the padding.
+
+    `q_offset` is what is in the cache: a number, or ``[batch, 1, 1, 1]``, one for each sequence.
+    """
     queries = torch.arange(q_length, device=device)[None, None, :, None] + q_offset
     keys = torch.arange(kv_length, device=device)[None, None, None, :] + kv_offset
     first = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device)

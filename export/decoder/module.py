@@ -9,7 +9,7 @@ float64 run of the second is the oracle of the first. Models whose attention ask
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from causal_attn.export.decoder import attention, experts
-from causal_attn.export.decoder.cache import growing_cache, present
+from causal_attn.export.decoder.cache import fixed_cache, growing_cache, present
 
 __all__ = ["Decoder", "OwnDecoder", "cache_names", "decoder_module"]
 
@@ -36,6 +36,9 @@ class Decoder(nn.Module):
     results are ``logits [batch, tokens, vocabulary]``, or ``[batch, 1, vocabulary]`` of the last
     token, the present, and where they are asked for the weights of every layer, ``[batch, heads,
     tokens, past_tokens + tokens]``.
+
+    With `fixed`, ``past_lengths [batch]`` int64 comes before the past, which are buffers of one
+    capacity, and the mask is ``[batch, capacity]``, one column a slot.
     """
 
     attention, experts = attention.NAME, experts.NAME
@@ -47,24 +50,31 @@ class Decoder(nn.Module):
         positions: bool,
         last_logits: bool,
         output_attentions: bool,
+        fixed: bool,
     ) -> None:
         super().__init__()
         attention.register()
         experts.register()
         self.model, self.positions, self.last_logits = model, positions, last_logits
-        self.output_attentions = output_attentions
+        self.output_attentions, self.fixed = output_attentions, fixed
 
     def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """`tensors` by name, the past after the others and in the order of the layers."""
         named = dict(tensors)
+        lengths = named.pop("past_lengths") if self.fixed else None
+        return self._called(named, lengths)
+
+    def _called(self, named: dict[str, Tensor], lengths: Tensor | None) -> tuple[Tensor, ...]:
+        """The model's own results, behind a cache that grows or, with `lengths`, a fixed one."""
         inputs = {name: named.pop(name) for name in ("input_ids", "attention_mask")}
         if self.positions:
             inputs["position_ids"] = named.pop("position_ids")
         past = list(named.values())
         # Not every model's code ties the two together, and the graph must.
-        total = past[0].shape[2] + inputs["input_ids"].shape[1]
+        new = inputs["input_ids"].shape[1] if lengths is None else 0
+        total = past[0].shape[2] + new
         torch._check(inputs["attention_mask"].shape[1] == total)
-        cache = growing_cache(past)
+        cache = growing_cache(past) if lengths is None else fixed_cache(past, lengths)
         with _implemented(self.model, self.attention, self.experts):
             result = self.model(
                 **inputs,
@@ -78,23 +88,47 @@ class Decoder(nn.Module):
 
 
 class OwnDecoder(Decoder):
-    """The same with the library's plain attention and plain experts."""
+    """The same with the library's plain attention and plain experts.
+
+    With `fixed`, each sequence is run alone, behind a growing cache of the tokens that it holds,
+    and what that cache gained is put into the buffers: the library's own way, which knows nothing
+    of slots.
+    """
 
     attention, experts = "eager", "eager"
 
+    def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        if not self.fixed:
+            return super().run(tensors)
+        held: list[int] = tensors["past_lengths"].tolist()
+        return tuple(
+            torch.cat(parts)
+            for parts in zip(
+                *(self._alone(tensors, row, length) for row, length in enumerate(held)),
+                strict=True,
+            )
+        )
+
+    def _alone(self, tensors: dict[str, Tensor], row: int, length: int) -> list[Tensor]:
+        one = {name: tensor[row : row + 1] for name, tensor in tensors.items()}
+        del one["past_lengths"]
+        total = length + one["input_ids"].shape[1]
+        growing = one | {"attention_mask": one["attention_mask"][:, :total]}
+        buffers = [name for name in one if name.startswith("past_key_values")]
+        growing |= {name: one[name][:, :, :length] for name in buffers}
+        logits, *grown = self._called(growing, None)
+        left = [one[name][:, :, total:] for name in buffers]
+        return [logits, *(torch.cat(parts, 2) for parts in zip(grown, left, strict=True))]
+
 
 def decoder_module(
-    kind: type[Decoder],
-    model: PreTrainedModel,
-    *,
-    layers: int,
-    positions: bool,
-    last_logits: bool,
-    output_attentions: bool,
+    kind: type[Decoder], model: PreTrainedModel, inputs: Sequence[str], **options: bool
 ) -> Decoder:
-    """A `kind` whose ``forward`` has one parameter for each tensor: the tracer names inputs so."""
-    names = ["input_ids", "attention_mask", *(["position_ids"] if positions else [])]
-    names += [name.replace(".", "_") for name in cache_names("past_key_values", layers)]
+    """A `kind` whose ``forward`` has one parameter for each of `inputs`: the tracer names them so.
+
+    `options` are those of `Decoder`.
+    """
+    names = [name.replace(".", "_") for name in inputs]
 
     def forward(self: Decoder, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, ...]:
         bound = dict(zip(names, args, strict=False)) | kwargs
@@ -105,9 +139,7 @@ def decoder_module(
     )
     forward.__signature__ = signature  # type: ignore[attr-defined]
     made: Any = type(kind.__name__, (kind,), {"forward": forward})
-    decoder: Decoder = made(
-        model, positions=positions, last_logits=last_logits, output_attentions=output_attentions
-    )
+    decoder: Decoder = made(model, **options)
     return decoder
 
 

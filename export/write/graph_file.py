@@ -43,7 +43,7 @@ def write_graph(
         form=choice.name if captured.calls["attend"] else "captured",
         opset=opset,
         spec=target.spec,
-        cache=cache_of(target.spec, inputs, outputs),
+        cache=target.cache or cache_of(target.spec, inputs, outputs),
         bounds={dim: (limits.low, limits.high) for dim, limits in target.limits.items()},
         arguments=target.constants,
         choice=contract_choice(captured, choice),

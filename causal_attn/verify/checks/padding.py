@@ -150,7 +150,7 @@ class _Prober:
             # The ecosystem's rule: positions count what the mask leaves.
             ids = feeds[self.interface.positions]
             if ids.ndim == 2:
-                ids[1] = np.maximum(np.cumsum(mask[1]) - 1, 0)
+                ids[1] = np.maximum(np.cumsum(mask[1, :_LENGTH]) - 1, 0)
         return feeds
 
     def refilled(self, padded: Feeds, side: _Side) -> Feeds:

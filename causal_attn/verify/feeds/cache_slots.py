@@ -2,7 +2,8 @@
 
 Its entries are buffers of which sequence ``b`` has filled ``lengths[b]`` tokens; which tensors and
 axes these are, the contract's layout says. What lies beyond is whatever an earlier use left, and
-must never reach a row; here it is NaN, infinities and large numbers, so that it cannot hide.
+must never reach a row; here it is NaN, infinities and large numbers, so that it cannot hide. Where
+the layout says that slots must be finite, it is large numbers alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
 
 # float16 ends at 65,504.
 _GARBAGE = (np.nan, np.inf, -np.inf, 6e4)
+_FINITE_GARBAGE = (-6e4, 6e4)
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -78,10 +80,12 @@ def fill_unused(contract: Contract, feeds: Arrays, rng: np.random.Generator | No
     lengths = held_tokens(contract, feeds)
     if lengths is None:
         return
+    assert contract.cache is not None  # it has lengths
+    floats = _FINITE_GARBAGE if contract.cache.finite else _GARBAGE
     for entry in buffers(contract):
         slots = _slots(contract, entry, feeds[entry.input])
         unused = np.arange(slots.shape[1]) >= lengths[:, None]
-        slots[unused] = 0 if rng is None else _garbage(slots[unused], rng)
+        slots[unused] = 0 if rng is None else _garbage(slots[unused], floats, rng)
 
 
 def blank_unused(contract: Contract, feeds: Arrays, results: Arrays) -> dict[str, NDArray[Any]]:
@@ -117,8 +121,10 @@ def _slots(contract: Contract, entry: CacheEntry, array: NDArray[Any]) -> NDArra
     return np.moveaxis(array, (next(a for a in axes if a != entry.axis), entry.axis), (0, 1))
 
 
-def _garbage(values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+def _garbage(
+    values: NDArray[Any], floats: tuple[float, ...], rng: np.random.Generator
+) -> NDArray[Any]:
     if values.dtype.kind in "iu":
         limits = np.iinfo(values.dtype)
         return rng.integers(limits.min, limits.max, values.shape, values.dtype, endpoint=True)
-    return rng.choice(_GARBAGE, values.shape)
+    return rng.choice(floats, values.shape)

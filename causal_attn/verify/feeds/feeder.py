@@ -15,7 +15,7 @@ from causal_attn.package.contract import Contract, TensorContract
 from causal_attn.package.dims import DimExpression
 from causal_attn.verify.feeds.cache_slots import capacity, fill_unused
 
-__all__ = ["LENGTHS", "Feeder", "Feeds", "Sizes", "switch_lengths"]
+__all__ = ["LENGTHS", "Feeder", "Feeds", "Fixed", "Sizes", "switch_lengths"]
 
 Feeds = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]

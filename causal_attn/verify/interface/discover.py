@@ -24,7 +24,12 @@ from causal_attn.verify import influence
 from causal_attn.verify.feeds.cache_slots import buffers, held
 from causal_attn.verify.feeds.feeder import Feeder, Fixed
 from causal_attn.verify.interface.carried_by_name import carried_cache, growing_inputs
-from causal_attn.verify.interface.decoder_inputs import consecutive, decoder_roles, unpadded
+from causal_attn.verify.interface.decoder_inputs import (
+    behind_held,
+    consecutive,
+    decoder_roles,
+    unpadded,
+)
 from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
 from causal_attn.verify.interface.naming import (
@@ -126,7 +131,8 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     if mask is not None:
         fixed[mask], known[mask] = unpadded, influence.ones
     if positions is not None:
-        fixed[positions], known[positions] = consecutive, influence.positions
+        fixed[positions] = consecutive if lengths is None else behind_held(contract)
+        known[positions] = influence.positions
     feeder = Feeder(contract=contract, bounds=integer_bounds(model.graph), fixed=fixed)
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
