@@ -35,7 +35,9 @@ class _FixedLayer(DynamicLayer):
     """Buffers ``[batch, kv_heads, capacity, features]``; tokens go behind `lengths [batch]`."""
 
     def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys: Tensor
+        self.values: Tensor
         self.keys, self.values, self.lengths = keys, values, lengths
         self.is_initialized = True
 
