@@ -79,7 +79,8 @@ class Certificate:
         if self.verdict is not Verdict.CONDITIONAL:
             return ()
         found = [check.figures.get("conditions") for check in self.checks]
-        return tuple(str(words) for some in found if isinstance(some, list) for words in some)
+        words = (str(word) for some in found if isinstance(some, list) for word in some)
+        return tuple(dict.fromkeys(words))
 
     @property
     def passed(self) -> bool:

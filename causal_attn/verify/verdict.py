@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify.checks.future import FUTURE
+from causal_attn.verify.checks.other_values import OTHER_VALUES
 from causal_attn.verify.checks.proof import PROOF
 from causal_attn.verify.checks.witness import WITNESS
 
@@ -45,6 +46,8 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
         verdict = proof.verdict
     elif unsure or not future or None in future:
         verdict = Verdict.UNDECIDED
+    elif proof.verdict is Verdict.CAUSAL and any(_opened(check) for check in checks):
+        verdict = Verdict.CONDITIONAL
     else:
         verdict = proof.verdict
     return Certificate(
@@ -54,6 +57,11 @@ def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
         score_bound=proof.score_bound if verdict is Verdict.CONDITIONAL else None,
         versions=_versions(),
     )
+
+
+def _opened(check: Check) -> bool:
+    """Whether a probe saw the future at values of an input that the proof takes as fixed."""
+    return check.name == OTHER_VALUES and check.passed is None
 
 
 def _rests_on_data(proof: Proof) -> bool:

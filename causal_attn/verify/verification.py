@@ -21,6 +21,8 @@ from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.runtime import Session, available_providers
 from causal_attn.verify.checks.all_checks import check_file, run_checks
 from causal_attn.verify.checks.declared_dims import check_declared_dims
+from causal_attn.verify.checks.other_values import OTHER_VALUES
+from causal_attn.verify.checks.padding import PADDING
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.placement import count_placement
 from causal_attn.verify.checks.trial import Trial, require_lengths
@@ -157,7 +159,12 @@ def _verify(
         leak=subject.proof.leak,
         witness=witness,
         placement=placement,
-        not_checked=(*interface.notes, *_rowless(interface), *not_checked),
+        not_checked=(
+            *interface.notes,
+            *_rowless(interface),
+            *not_checked,
+            *_held(interface, dynamic),
+        ),
     )
 
 
@@ -181,6 +188,19 @@ def _rowless(interface: Interface) -> list[str]:
         "looks at it"
         for name in interface.others
     ]
+
+
+def _held(interface: Interface, checks: Sequence[Check]) -> list[str]:
+    """Inputs whose values follow from the sizes, and the checks that feed others too."""
+    ran = {check.name for check in checks}
+    notes = []
+    for name in interface.feeder.fixed:
+        but = [OTHER_VALUES] if name in interface.conditions else []
+        but += [PADDING] if name in (interface.mask, interface.positions) else []
+        words = " and ".join(f"{check!r}" for check in but if check in ran)
+        only = f"every check but {words}" if words else "every check"
+        notes.append(f"input {name!r}: {only} runs while {interface.held[name]}")
+    return notes
 
 
 def _not_run(subject: Subject, provider: Provider, detail: str) -> Check:

@@ -12,7 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from causal_attn.cli.tables import verdict_line
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify import verify
+from causal_attn.verify.checks.other_values import OTHER_VALUES
 from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.influence import proof
 from causal_attn.verify.page.headline import headline
 from causal_attn.verify.report import VariantReport
 
@@ -193,3 +195,69 @@ def test_an_open_branch_of_a_merged_decoder_is_a_leak(tmp_path: Path) -> None:
     assert found.certificate.verdict is Verdict.NOT_CAUSAL
     assert found.leak is not None
     assert found.leak.past == 0
+
+
+def masked_by(path: Path, name: str, seen: str) -> Path:
+    """A graph whose mask is `seen` of places and of the input `name`."""
+    body = f"""
+    {KEYS} keys = Identity (query) {ATTEND.replace("seen =", "ordered =")}
+    to_key = Constant <value_ints = [1, 2]> () to_row = Constant <value_ints = [1, 3]> ()
+    of_key = Unsqueeze ({name}, to_key)
+    of_row = Unsqueeze ({name}, to_row)
+    {seen} {HIDE}
+    y = Squeeze (mixed, one_axis)
+    """
+    return save(path, {"inputs_embeds": EMBEDDED, name: ["batch", "sequence_length"]}, body)
+
+
+OPEN_TO_OTHERS = """
+    zero_kind = Sub (of_key, of_key)
+    other_key = Greater (of_key, zero_kind) other_row = Greater (of_row, zero_kind)
+    together = And (other_key, other_row)
+    seen = Or (ordered, together)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "words"),
+    [
+        ("position_ids", "seen = LessOrEqual (of_key, of_row)", "position_ids count up"),
+        ("token_type_ids", OPEN_TO_OTHERS, "token_type_ids are 0"),
+    ],
+)
+def test_other_values_of_a_fixed_input_are_probed(
+    tmp_path: Path, name: str, seen: str, words: str
+) -> None:
+    """Restarting positions and a block of another kind: the probe sees what the proof says."""
+    found = report(masked_by(tmp_path / "m.onnx", name, seen))
+    (check,) = (c for c in found.certificate.checks if c.name == OTHER_VALUES)
+    assert check.passed is None
+    assert check.detail.endswith(f"unless {words}")
+    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert found.certificate.conditions == (words,)
+
+
+@pytest.mark.parametrize("name", ["position_ids", "token_type_ids"])
+def test_a_mask_that_other_values_only_narrow_is_causal(tmp_path: Path, name: str) -> None:
+    """Packed sequences hidden from one another: no value of the input opens the future."""
+    seen = "alike = Equal (of_key, of_row) seen = And (ordered, alike)"
+    if name == "position_ids":
+        seen = "lower = LessOrEqual (of_key, of_row) seen = And (ordered, lower)"
+    found = report(masked_by(tmp_path / "m.onnx", name, seen))
+    (check,) = (c for c in found.certificate.checks if c.name == OTHER_VALUES)
+    assert check.passed, check.detail
+    assert found.certificate.verdict is Verdict.CAUSAL
+    assert found.certificate.conditions == ()
+
+
+@pytest.mark.parametrize("name", ["position_ids", "token_type_ids"])
+def test_a_probe_outweighs_a_proof_that_says_causal(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the proof blind to such inputs, the condition would be named all the same."""
+    monkeypatch.setattr(proof, "_conditions", lambda question, claim: ())
+    seen = OPEN_TO_OTHERS if name == "token_type_ids" else "seen = LessOrEqual (of_key, of_row)"
+    found = report(masked_by(tmp_path / "m.onnx", name, seen))
+    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert len(found.certificate.conditions) == 1
+    assert not found.certificate.passed

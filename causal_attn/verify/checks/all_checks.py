@@ -17,7 +17,8 @@ from causal_attn.verify.checks.decode import check_decode
 from causal_attn.verify.checks.future import FUTURE, check_future_is_invisible
 from causal_attn.verify.checks.inputs_read import check_inputs_are_read
 from causal_attn.verify.checks.large_inputs import check_large_inputs
-from causal_attn.verify.checks.padding import check_padding
+from causal_attn.verify.checks.other_values import OTHER_VALUES, check_other_values
+from causal_attn.verify.checks.padding import PADDING, check_padding
 from causal_attn.verify.checks.parity import check_parity
 from causal_attn.verify.checks.past import check_past_matters
 from causal_attn.verify.checks.placement import check_placement
@@ -50,13 +51,14 @@ OF_RUNS: dict[str, Callable[[Trial], Check | None]] = {
     "prefixes agree": check_prefixes_agree,
     "large inputs": check_large_inputs,
     FUTURE: check_future_is_invisible,
+    OTHER_VALUES: check_other_values,
     "past matters": check_past_matters,
     "batch is independent": check_batch_is_independent,
     "window": check_window,
     "weights": check_weights,
     "unused slots are not read": check_unused_slots,
     "decode is equivalent": check_decode,
-    "padding is invisible": check_padding,
+    PADDING: check_padding,
 }
 """A check gives ``None`` where there is nothing for it to check."""
 

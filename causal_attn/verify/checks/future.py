@@ -25,7 +25,7 @@ from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.compare.rounding import distance, most_rounding, rounding_budget
 from causal_attn.verify.feeds.feeder import Feeder, Sizes
 
-__all__ = ["FUTURE", "check_future_is_invisible"]
+__all__ = ["FUTURE", "check_future_is_invisible", "first_change"]
 
 FUTURE = "future is invisible"
 
@@ -116,13 +116,13 @@ def _probe(
         return _randomness(trial, *loud, sizes)
     for cut, amount in changes:
         changed = session.run(feeder.perturb(feeds, range(cut, tokens), amount, rng))
-        if _first_change(feeder, base, changed, tokens, cut, noise) is None:
+        if first_change(feeder, base, changed, tokens, cut, noise) is None:
             continue
         # What flickers now and then may have been quiet in the first two runs.
         for _ in range(_REPEATS):
             if loud := _listen(noise, base, session.run(feeds)):
                 return _randomness(trial, *loud, sizes)
-        found = _first_change(feeder, base, changed, tokens, cut, noise)
+        found = first_change(feeder, base, changed, tokens, cut, noise)
         if found is not None:
             output, row = found
             detail = (
@@ -152,7 +152,7 @@ def _randomness(trial: Trial, output: str, noise: float, sizes: Sizes) -> Check:
     return trial.result("randomness", None, detail, output=output, noise=noise)
 
 
-def _first_change(
+def first_change(
     feeder: Feeder,
     base: Results,
     changed: Results,

@@ -31,9 +31,9 @@ from causal_attn.verify.interface.naming import BATCH, PAST, TOKENS, continues_c
 if TYPE_CHECKING:
     from causal_attn.verify.interface.discover import Interface
 
-__all__ = ["check_padding"]
+__all__ = ["PADDING", "check_padding"]
 
-_NAME = "padding is invisible"
+PADDING = "padding is invisible"
 _LENGTH, _SHORT = 11, 6
 
 
@@ -69,13 +69,13 @@ def check_padding(trial: Trial) -> Check | None:
             found[side.name], figures[side.name] = prober.fault(side)
     except CausalAttnError as error:
         detail = f"two sequences of {_LENGTH} tokens do not run with a mask: {error}"
-        return trial.result(_NAME, None, detail)
+        return trial.result(PADDING, None, detail)
     right, left = found["right"], found["left"]
     lengths_only = any(node.op_type == "GroupQueryAttention" for node in trial.session.placement)
     promised = interface.positions is not None and not lengths_only
     passed = not right and not (left and promised)
     sides = [f"on the {side} {fault or 'nothing of it is seen'}" for side, fault in found.items()]
-    return trial.result(_NAME, passed, "; ".join(sides), **figures)
+    return trial.result(PADDING, passed, "; ".join(sides), **figures)
 
 
 def _of_all_tokens(trial: Trial, interface: Interface) -> Check:
@@ -103,13 +103,13 @@ def _of_all_tokens(trial: Trial, interface: Interface) -> Check:
         f"on the {side} " + (f"{names} change with it" if names else "nothing of it is seen")
         for side, names in seen.items()
     ]
-    return trial.result(_NAME, not all(seen.values()), "; ".join(sides))
+    return trial.result(PADDING, not all(seen.values()), "; ".join(sides))
 
 
 class _Prober:
     def __init__(self, trial: Trial, interface: Interface) -> None:
         self.trial, self.session, self.interface = trial, trial.session, interface
-        self.rng = trial.rng(_NAME)
+        self.rng = trial.rng(PADDING)
         (sizes,) = interface.feeder.cases((_LENGTH,))
         self.sizes = {**sizes, BATCH: 2, PAST: 0}
         self.feeds = interface.feeder.make(self.sizes, self.rng)

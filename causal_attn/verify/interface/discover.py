@@ -34,7 +34,6 @@ from causal_attn.verify.interface.fixed_dims import fixed_sizes
 from causal_attn.verify.interface.id_bounds import integer_bounds
 from causal_attn.verify.interface.naming import (
     ATTENTION,
-    BEAMS,
     PAST_DIMS,
     POSITIONS,
     TOKEN_DIMS,
@@ -42,7 +41,6 @@ from causal_attn.verify.interface.naming import (
     belongs_to_cache,
     is_encoders,
     is_mask,
-    kind_of_token,
     token_axis_by_name,
 )
 from causal_attn.verify.interface.roles import BATCH, PAST, TOKENS, Roles
@@ -66,7 +64,8 @@ class Interface:
         total: Inputs of past and new tokens together.
         outputs: Outputs with a token axis, ``name -> axis``.
         known: Fixed inputs, as the influence proof takes them.
-        conditions: Of those that a caller may feed otherwise, what their values say, in words.
+        held: Of every input whose values follow from the sizes, what they are, in words.
+        conditions: Likewise, of those that a caller may feed otherwise.
         mask: The input ``[batch, past and new tokens]`` that is 0 for padding, if there is one.
         positions: The input of position ids, if there is one.
         sizes: Dims of the graph, by the graph's own names, that have one size.
@@ -81,6 +80,7 @@ class Interface:
     total: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
     known: Mapping[str, influence.Known] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(default_factory=dict)
     mask: str | None = None
     positions: str | None = None
@@ -128,11 +128,14 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
     fixed: dict[str, Fixed] = {} if lengths is None else {lengths: held(contract)}
     known: dict[str, influence.Known] = {} if lengths is None else {lengths: _held_by_all}
     mask, positions = decoder_roles(contract)
+    words = {} if lengths is None else {lengths: f"{lengths} are the past, of each sequence"}
     if mask is not None:
         fixed[mask], known[mask] = unpadded, influence.ones
+        words[mask] = f"{mask} is all ones"
     if positions is not None:
         fixed[positions] = consecutive if lengths is None else behind_held(contract)
         known[positions] = influence.positions
+        words[positions] = f"{positions} count up"
     feeder = Feeder(contract=contract, bounds=integer_bounds(model.graph), fixed=fixed)
     tokens: dict[str, int] = {}
     past: dict[str, int] = {}
@@ -159,7 +162,8 @@ def from_contract(contract: Contract, model: onnx.ModelProto) -> Interface:
         outputs=_watched(feeder)
         | {entry.output: slots[entry.input] for entry in buffers(contract) if entry.output},
         known=known,
-        conditions={} if positions is None else {positions: f"{positions} count up"},
+        held=words,
+        conditions={} if positions is None else {positions: words[positions]},
         mask=mask,
         positions=positions,
         notes=(*loose, *_undecoded(contract, past)),
@@ -283,6 +287,7 @@ def discover(
         total=roles.total,
         outputs={name: axis for name, axis in watched.items() if name in wanted},
         known=roles.known,
+        held=roles.held,
         conditions=roles.conditions,
         mask=roles.mask,
         positions=next((name for name in inputs if name in POSITIONS), None),
@@ -313,18 +318,11 @@ def _pairs(contract: Contract) -> tuple[tuple[str, str], ...]:
 
 
 def _unfollowed(inputs: Mapping[str, Dims], roles: Roles, carried: Collection[str]) -> list[str]:
-    """Inputs in which no position is followed: their values are fixed, or their axes unknown."""
+    """Inputs in which no position is followed, since their axes are unknown."""
     notes = []
-    followed = {*roles.tokens, *roles.past, *roles.total, *carried} - set(roles.fixed)
+    followed = {*roles.tokens, *roles.past, *roles.total, *roles.fixed, *carried}
     for name, dims in inputs.items():
         if name in followed:
-            continue
-        if name in roles.fixed:
-            # Masks and positions have checks of their own.
-            if kind_of_token(name) is not None:
-                notes.append(f"input {name!r}: probes run while {roles.conditions[name]}")
-            elif name in BEAMS:
-                notes.append(f"input {name!r}: each sequence goes on from itself")
             continue
         loose = [axis for axis, dim in enumerate(dims[1:], 1) if not isinstance(dim, int)]
         if loose and not (belongs_to_cache(name) or is_encoders(name, dims)):

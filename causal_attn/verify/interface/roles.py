@@ -37,6 +37,7 @@ class Roles:
         total: Inputs of past and new tokens together.
         fixed: Inputs whose values follow from the sizes: how to make them.
         known: The same, as the influence proof takes them.
+        held: What the values of each of those are, in words.
         conditions: What the values of those say that a caller may choose, in words.
         pinned: Dims of ours that have one size.
         mask: The input that is 0 for padding.
@@ -54,6 +55,7 @@ class Roles:
         self.total: dict[str, int] = {}
         self.fixed: dict[str, Fixed] = {}
         self.known: dict[str, influence.Known] = {}
+        self.held: dict[str, str] = {}
         self.conditions: dict[str, str] = {}
         self.pinned: dict[str, int] = {}
         self.names: dict[str, str] = {}
@@ -110,6 +112,7 @@ class Roles:
         if is_mask(name) and len(dims) <= 2:
             self.fixed[name] = lambda shape, sizes: np.ones(shape, np.int64)
             self.known[name] = influence.ones
+            self.held[name] = f"{name} is all ones"
             if len(dims) == 2 and not self._is_anothers(name, dims[1]):
                 self.mask = name
                 alone = self.past and dims[1] == next(
@@ -121,23 +124,27 @@ class Roles:
             self.tokens[name] = axis
             self.fixed[name] = lambda shape, sizes: _positions(shape, axis, sizes)
             self.known[name] = influence.positions
-            self.conditions[name] = f"{name} count up"
+            self.conditions[name] = self.held[name] = f"{name} count up"
         elif (kind := kind_of_token(name)) is not None:
             self.tokens.setdefault(name, len(dims) - 1)
             self.fixed[name] = lambda shape, sizes: np.full(shape, kind)
             self.known[name] = kind
-            self.conditions[name] = f"{name} are {kind}"
+            self.conditions[name] = self.held[name] = f"{name} are {kind}"
         elif name in BEAMS:
             self.fixed[name] = lambda shape, sizes: influence.positions(shape, 0, 0)
             self.known[name] = lambda shape, axis, past: influence.positions(shape, 0, 0)
+            self.held[name] = "each sequence goes on from itself"
         elif name in HAS_PAST:
             self.fixed[name] = lambda shape, sizes: np.full(shape, sizes.get(PAST, 0) > 0)
             self.known[name] = lambda shape, axis, past: np.full(shape, past > 0)
+            self.held[name] = f"{name} says whether there is a past"
         elif name in ("seqlens_k", "past_seq_len"):
             # GroupQueryAttention wants the total less one; past_seq_len of genai is the same.
             self.fixed[name] = lambda shape, sizes: np.full(shape, _total(sizes) - 1)
+            self.held[name] = f"{name} is the past and the new tokens, less one"
         elif name in ("total_sequence_length", "total_seq_len"):
             self.fixed[name] = lambda shape, sizes: np.full(shape, _total(sizes))
+            self.held[name] = f"{name} is the past and the new tokens"
 
     def _is_anothers(self, name: str, dim: str | int | None) -> bool:
         """Whether a mask is of another sequence, such as an encoder's."""
