@@ -59,6 +59,8 @@ def check_parity(trial: Trial) -> Check | None:
     found = errors.judged()
     if found.fault or found.worst is None:
         return trial.result(_NAME, False, found.fault)
+    if found.powerless:
+        return trial.result(_NAME, None, found.powerless, **found.figures)
     lengths, worst = trial.lengths, found.worst
     detail = (
         f"{len(lengths)} lengths from {min(lengths)} to {max(lengths)} tokens; largest error "

@@ -10,7 +10,9 @@ honest run makes in any call, in parts of the largest value there. Two things ar
   honest runs, plus a quarter of a unit. A mean over all values hardly depends on luck, so a fault
   that moves every value a little is found where the largest error would hide it.
 
-NaN where the oracle has none is a failure, whatever the budget.
+NaN where the oracle has none is a failure, whatever the budget. A budget as large as the values
+themselves would let anything pass, which decides nothing: data rounded to 8 bits in every layer of
+a deep model may do that.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ class Errors:
 
     Attributes:
         fault: What is wrong, as a sentence without its full stop; empty if nothing is.
+        powerless: Why nothing could have been found, likewise.
         figures: Of each output, its largest share of the budget and its typical error.
         worst: The error that takes the largest share of its budget; ``None`` with a fault.
     """
 
     fault: str = ""
+    powerless: str = ""
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     worst: Comparison | None = None
 
@@ -89,6 +93,7 @@ class HonestErrors:
         """What all calls amount to."""
         figures: dict[str, dict[str, float]] = {}
         worst: Comparison | None = None
+        powerless = ""
         for name, output in self._outputs.items():
             compared = output.compared()
             for call, comparison in compared:
@@ -104,7 +109,12 @@ class HonestErrors:
             most = max((comparison for _, comparison in compared), key=_share)
             figures[name] = {**most.figures, "typical": typical, "typical_budget": allowed}
             worst = most if worst is None else max(worst, most, key=_share)
-        return Errors(figures=figures, worst=worst)
+            if output.largest() >= 1:
+                powerless = (
+                    f"honest runs of `{name}` are off by half of its largest value: no fault "
+                    "could be told from rounding"
+                )
+        return Errors(figures=figures, worst=worst, powerless=powerless)
 
 
 @dataclass(frozen=True)
@@ -114,10 +124,14 @@ class _Output:
     graph: list[tuple[str, Deviation]] = field(default_factory=list)
     honest: dict[str, list[Deviation]] = field(default_factory=lambda: defaultdict(list))
 
+    def largest(self) -> float:
+        """What `judge` takes as the error of an honest run, in parts of the largest value."""
+        runs = [run for kind in self.honest.values() for run in kind if not run.fault]
+        return _LARGEST * max((run.relative(run.max_abs) for run in runs), default=0.0)
+
     def compared(self) -> list[tuple[str, Comparison]]:
         """Every call against the largest error of an honest run in any."""
-        runs = [run for kind in self.honest.values() for run in kind if not run.fault]
-        largest = _LARGEST * max((run.relative(run.max_abs) for run in runs), default=0.0)
+        largest = self.largest()
         return [(call, judge(run, largest * (run.magnitude or 1.0))) for call, run in self.graph]
 
     def typical(self) -> tuple[float, float]:

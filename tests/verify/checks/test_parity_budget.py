@@ -143,3 +143,17 @@ def test_what_is_exact_stays() -> None:
     drawn = round_at_random(values, np.finfo(np.float32), np.random.default_rng(0))
     assert np.array_equal(drawn[:-1], values[:-1], equal_nan=True)
     assert drawn[-1] == np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize(("kept", "result"), [(0.4, None), (0.6, True)])
+def test_a_budget_as_large_as_the_values_decides_nothing(
+    trial: Trial, kept: float, result: bool | None
+) -> None:
+    """A graph of zeros would pass too."""
+
+    def coarse(feeds: Feeds) -> Feeds:
+        return {"y": feeds["x"] * np.float32(kept)}
+
+    found = passed(trial, Yardstick(oracle=right, baseline=coarse))
+    assert found.passed is result, found.detail
+    assert ("no fault could be told from rounding" in found.detail) is (result is None)
