@@ -12,7 +12,7 @@ from causal_attn.cli.console import ProviderFlag
 from causal_attn.cli.console import out as console
 from causal_attn.errors import UsageError
 
-__all__ = ["BatchingFlags", "deploy"]
+__all__ = ["BatchingFlags", "ServiceFlags", "deploy"]
 
 _ENGINES = ("triton", "kserve")
 
@@ -30,6 +30,20 @@ class BatchingFlags:
     instances: Annotated[int, typer.Option(help="Triton: sessions on each device.")] = 1
 
 
+@dataclass(frozen=True)
+class ServiceFlags:
+    """Of KServe: of the cluster, as against the package."""
+
+    storage_uri: Annotated[
+        str | None, typer.Option(help="KServe: where the package will lie, s3://… or pvc://…")
+    ] = None
+    image: Annotated[str, typer.Option(help="KServe: that the container becomes.")] = (
+        "causal-attn:latest"
+    )
+    min_replicas: Annotated[int, typer.Option(help="KServe: 0 lets the last one go.")] = 1
+    max_replicas: Annotated[int, typer.Option(help="KServe: at least the fewest.")] = 1
+
+
 def deploy(
     package: Annotated[str, typer.Argument(help="PATH, or NAME=PATH as clients call it.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
@@ -38,8 +52,9 @@ def deploy(
     *,
     accept: Annotated[str, typer.Option(help="certified or unverified.")] = "certified",
     batching: BatchingFlags,
+    service: ServiceFlags,
 ) -> None:
-    """Write what another server needs to run a package: a Triton model repository."""
+    """Write what others need to run a package: a Triton repository, or a KServe service."""
     if engine not in _ENGINES:
         raise UsageError(f"`engine` must be one of {list(_ENGINES)}, got {engine!r}.")
 
@@ -49,8 +64,17 @@ def deploy(
     require_free_place(out)
     source = open_source(package, provider=provider, accept=accept)
 
-    from causal_attn.deploy.triton import write_triton
-    from causal_attn.deploy.triton_config import Batching
+    if engine == "kserve":
+        from causal_attn.deploy.kserve import Service, write_kserve
 
-    written = write_triton(source, out, batching=Batching(**asdict(batching)))
+        if service.storage_uri is None:
+            raise UsageError(
+                "`--storage-uri` must say where the package will lie, such as pvc://models/llama."
+            )
+        written = write_kserve(source, out, Service(**asdict(service)))
+    else:
+        from causal_attn.deploy.triton import write_triton
+        from causal_attn.deploy.triton_config import Batching
+
+        written = write_triton(source, out, batching=Batching(**asdict(batching)))
     console.print(str(written), soft_wrap=True, highlight=False)
