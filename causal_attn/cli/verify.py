@@ -13,6 +13,7 @@ from causal_attn.cli.flags import parse_axes, parse_lengths
 
 if TYPE_CHECKING:
     from causal_attn.verify import Report
+    from causal_attn.verify.influence.crossed import Crossed
 
 __all__ = ["verify"]
 
@@ -94,6 +95,17 @@ def _write_witness(found: Report, path: Path) -> bool:
     return arrays is not None
 
 
+def _show_masks(crossed: Crossed) -> None:
+    """What the node that crosses positions lets through, beside what it should."""
+    past = f", {crossed.past} past" if crossed.past else ""
+    out.print(
+        f"what that node lets through ({crossed.tokens} tokens{past}); a line is a row, X the "
+        "future:"
+    )
+    for line in crossed.lines():
+        out.print(f"   {escape(line).replace('X', '[bold red]X[/]')}", highlight=False)
+
+
 def _show(found: Report) -> None:
     from causal_attn.cli.tables import check_table, verdict_line
 
@@ -104,6 +116,8 @@ def _show(found: Report) -> None:
             for at, place in enumerate(one.leak.path):
                 mark = "[bold red]![/]" if at == one.leak.crossing else " "
                 out.print(f" {mark} {escape(place)}")
+            if one.leak.crossed is not None:
+                _show_masks(one.leak.crossed)
         if one.witness is not None:
             out.print(f"witness: {escape(str(one.witness))}")
         for sentence in one.not_checked:

@@ -82,6 +82,8 @@ class VariantReport:
                 "path": list(leak.path),
                 "crossing": leak.crossing,
                 "crossed_at": leak.crossed_at,
+                "layer": leak.layer,
+                "crossed": None if leak.crossed is None else leak.crossed.to_dict(),
             },
             "witness": None if self.witness is None else str(self.witness),
             "placement": dict(self.placement),

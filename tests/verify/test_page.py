@@ -29,6 +29,7 @@ from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.picture import BLUE, LEAK
 from causal_attn.verify import page as page_module
+from causal_attn.verify.influence.crossed import Crossed
 from causal_attn.verify.page.headline import headline
 from causal_attn.verify.page.template import environment
 from causal_attn.verify.page.text import MOST_KEPT, middle, visible
@@ -53,6 +54,8 @@ class Leak:
     past: int = 0
     path: tuple[str, ...] = ("ids[0, 4]", "MatMul 'mix' -> mixed[0, 2]")
     crossing: int | None = None
+    layer: str = ""
+    crossed: Crossed | None = None
 
     @property
     def crossed_at(self) -> str:
@@ -334,6 +337,24 @@ def test_the_step_that_crosses_positions_is_not_folded(
     assert crossed.get("start", "1") == str(crossing + 1)
     assert re.findall(r"(\d+) steps in between", outline.text) == between
     assert f"It is crossed at Op 'node_{crossing}'" in outline.text
+
+
+def test_the_mask_at_the_crossing_is_drawn_beside_the_one_it_should_be() -> None:
+    seen = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1]], bool)
+    crossed = Crossed(tokens=3, past=2, first=(2, 2), seen=seen)
+    shown = page(
+        certificate=certified(Verdict.NOT_CAUSAL),
+        leak=Leak(crossing=1, layer="layer 4", crossed=crossed),
+    )
+    grids = re.findall(r"<pre>(.*?)</pre>", re.sub(r"</?b.*?>", "", shown), re.DOTALL)
+    assert [[line.split() for line in grid.strip().splitlines()] for grid in grids] == [
+        [["2", "#", "X", "."], ["3", "#", "#", "X"], ["4", "#", "#", "#"]],
+        [["2", "#", ".", "."], ["3", "#", "#", "."], ["4", "#", "#", "#"]],
+    ]
+    text = Outline(shown).text
+    assert "(3 tokens, 2 in the cache)" in text
+    assert "(layer 4)" in text
+    assert "The first position drawn is 2." in text
 
 
 def test_the_same_report_is_the_same_bytes() -> None:

@@ -18,6 +18,7 @@
     calls       which lengths and pasts are examined
     feed        inputs of one call
     trace       the path of a leak
+    crossed     the mask in the node where a leak crosses positions
     length      where the length of an input reaches values
     reordered   rows that data moves and moves back
     rows        which position a row of an output is of

@@ -22,7 +22,7 @@ from causal_attn.verify.influence.tensor import (
     unknown,
 )
 
-__all__ = ["Axes", "Known", "Values", "bind", "feed", "ones", "positions"]
+__all__ = ["Axes", "Known", "Values", "bind", "feed", "one_each", "ones", "positions"]
 
 Values = Callable[[tuple[int, ...], int, int], NDArray[Any]]
 """``(shape, token axis or -1, past) -> values`` of an input whose values are fixed."""
@@ -154,7 +154,7 @@ def feed(
             tensors[name] = unknown(shape, dtype, no_bits(len(shape), words))
         else:
             axis, first = marked[0] % len(shape), marked[1]
-            bits = _one_each(shape[axis], first, words, len(shape), axis)
+            bits = one_each(shape[axis], first, words, len(shape), axis)
             tensors[name] = unknown(shape, dtype, bits)
     return tensors
 
@@ -172,7 +172,8 @@ def _values(
         ) from None
 
 
-def _one_each(size: int, first: int, words: int, rank: int, axis: int) -> list[Array]:
+def one_each(size: int, first: int, words: int, rank: int, axis: int) -> list[Array]:
+    """Planes in which each place along `axis` has a bit of its own, from `first` on."""
     places = np.arange(first, first + size, dtype=np.uint64)
     dims = [size if at == axis else 1 for at in range(rank)]
     one, width = np.uint64(1), np.uint64(64)

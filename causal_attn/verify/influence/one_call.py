@@ -18,6 +18,7 @@ from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.assumed import assumes
 from causal_attn.verify.influence.bounds import EMPTY, Extent
 from causal_attn.verify.influence.carried import carried_inputs
+from causal_attn.verify.influence.crossed import crossed, layer_of
 from causal_attn.verify.influence.evaluate import Frame
 from causal_attn.verify.influence.feed import Axes, Known, bind, feed
 from causal_attn.verify.influence.length import LengthWatch
@@ -311,6 +312,7 @@ def _first_leak(question: Question, findings: _Findings, tokens: int, past: int)
     graph = question.program.graph
     path = trace(findings.frame, graph, name, question.axis(name), row, bit)
     assumed = [str(node) for node, source in path.nodes if assumes(findings.frame, node, source)]
+    of_positions = not question.axes.sequences
     return Leak(
         output=name,
         query=int(findings.last[name][row]),
@@ -319,6 +321,8 @@ def _first_leak(question: Question, findings: _Findings, tokens: int, past: int)
         past=past,
         path=path.steps,
         crossing=path.crossing,
+        layer=layer_of(graph, path),
+        crossed=crossed(findings.frame, graph, path, bit, tokens, past) if of_positions else None,
         assumed=tuple(dict.fromkeys(assumed)),
-        of="sequence" if question.axes.sequences else "position",
+        of="position" if of_positions else "sequence",
     )

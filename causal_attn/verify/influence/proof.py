@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from causal_attn.errors import InputError
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.calls import Sizes, asked_calls, every_length, further_calls
 from causal_attn.verify.influence.claim import Claim
+from causal_attn.verify.influence.crossed import MOST_DRAWN
 from causal_attn.verify.influence.length import LengthWatch
 from causal_attn.verify.influence.one_call import (
     Question,
@@ -23,7 +24,7 @@ from causal_attn.verify.influence.one_call import (
     row_positions,
 )
 from causal_attn.verify.influence.program import Program, read_program
-from causal_attn.verify.influence.result import Proof
+from causal_attn.verify.influence.result import Leak, Proof
 from causal_attn.verify.influence.rows import Rows, rows_that_grow
 from causal_attn.verify.influence.tensor import Tensor
 
@@ -72,7 +73,7 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         outputs=shown.outputs,
         calls=tuple(call for result in results for call in result.calls),
         left=tuple(left),
-        leak=worst.leak,
+        leak=_drawn(worst.leak, results),
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
         score_bound=min(bounds, default=None),
         largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
@@ -80,6 +81,20 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         length_at=tuple(watch.nodes),
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
+
+
+def _drawn(leak: Leak | None, results: Sequence[Proof]) -> Leak | None:
+    """`leak` with its mask as the largest call shows it that can be drawn whole."""
+    if leak is None:
+        return None
+    alike = [
+        item.crossed
+        for result in results
+        if (item := result.leak) is not None and item.crossed_at == leak.crossed_at
+    ]
+    whole = [it for it in alike if it is not None and it.tokens + it.past <= MOST_DRAWN]
+    largest = max(whole, key=lambda it: (it.tokens, -it.past), default=leak.crossed)
+    return replace(leak, crossed=largest)
 
 
 def ask(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.calls import in_words
+from causal_attn.verify.influence.crossed import Crossed
 
 __all__ = ["Leak", "Proof"]
 
@@ -29,6 +30,9 @@ class Leak:
             node, ``operator 'name' -> tensor[element]``.
         crossing: Which entry of `path` takes the position to a row that is not its own, such as a
             softmax, a product or a shift; ``None`` where it is not seen.
+        layer: Where that node stands, such as ``layer 3, Softmax 4 of 12``.
+        crossed: The mask that it was given, in the largest call of at most `MOST_DRAWN` positions
+            that leaks there; ``None`` where it has none.
         assumed: Nodes on the path that were read for the worst of several ways, such as a
             condition that is data: the path may not be there. Without one it is.
     """
@@ -40,6 +44,8 @@ class Leak:
     past: int
     path: tuple[str, ...]
     crossing: int | None = None
+    layer: str = ""
+    crossed: Crossed | None = None
     assumed: tuple[str, ...] = ()
     of: str = "position"
 
@@ -50,7 +56,8 @@ class Leak:
 
     def __str__(self) -> str:
         """One sentence."""
-        crossed = f", crossed at {self.crossed_at}" if self.crossed_at else ""
+        layer = f" ({self.layer})" if self.layer else ""
+        crossed = f", crossed at {self.crossed_at}{layer}" if self.crossed_at else ""
         return (
             f"{self.of} {self.position} reaches {self.of} {self.query} of {self.output!r} "
             f"({self.tokens} tokens, {self.past} past){crossed}"

@@ -7,6 +7,7 @@ element is left. The rules answer, so the path is as exact as the proof.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from causal_attn.verify.influence.graph import Graph, Node
 from causal_attn.verify.influence.order import names_read
 from causal_attn.verify.influence.tensor import Array, Reordered, Tensor, Value, no_bits
 
-__all__ = ["Path", "trace"]
+__all__ = ["Path", "in_place", "plane_of", "reached_from", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,15 @@ class Path:
 
     Attributes:
         steps: In words: the input element, then a node and the element it leads to.
-        nodes: The nodes with the input that each is reached by.
+        places: The same as tensors and elements of them.
+        nodes: The nodes with the input that each is reached by: one less, or the first step is a
+            node too.
         crossing: Which of `steps` takes the position to a row that is not its own; ``None``: it
             is not seen where.
     """
 
     steps: tuple[str, ...] = ()
+    places: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nodes: tuple[tuple[Node, str], ...] = ()
     crossing: int | None = None
 
@@ -53,14 +57,16 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
     tensor = _in_any_order(frame.values[output])
     if not isinstance(tensor, Tensor):
         return Path()
-    plane = _plane(tensor, bit)
-    places = np.argwhere(np.broadcast_to(plane, _touched(tensor.shape, plane, axis)))
-    name, element = output, next(tuple(p) for p in places if p[axis] == row)
+    plane = plane_of(tensor, bit)
+    reached = np.argwhere(np.broadcast_to(plane, _touched(tensor.shape, plane, axis)))
+    name, element = output, next(tuple(p) for p in reached if p[axis] == row)
     steps: list[str] = []
+    places: list[tuple[str, tuple[int, ...]]] = []
     nodes: list[tuple[Node, str]] = []
     held: list[bool] = []
     while (node := writers.get(name)) is not None:
         steps.append(f"{node} -> {_element(name, element)}")
+        places.append((name, element))
         held.append(_holds(frame.lookup(name), element, bit, frame.mode.positions))
         found = _step(frame, graph, node, name, element, bit)
         if found is None:
@@ -69,10 +75,16 @@ def trace(frame: Frame, graph: Graph, output: str, axis: int, row: int, bit: int
         name, element = found
     else:
         steps.append(_element(name, element))
+        places.append((name, element))
         held.append(True)
     held.reverse()
     lost = [at for at in range(1, len(held)) if held[at - 1] and not held[at]]
-    return Path(tuple(steps[::-1]), tuple(nodes[::-1]), lost[-1] if lost else None)
+    return Path(
+        steps=tuple(steps[::-1]),
+        places=tuple(places[::-1]),
+        nodes=tuple(nodes[::-1]),
+        crossing=lost[-1] if lost else None,
+    )
 
 
 def _in_any_order(value: Value) -> Value:
@@ -81,44 +93,58 @@ def _in_any_order(value: Value) -> Value:
 
 
 def _holds(value: Value, element: tuple[int, ...], bit: int, marks: int) -> bool:
-    """Whether the element still stands at the place of its position, along some axis.
+    """Whether the element still stands at the place of its position, along some axis."""
+    return isinstance(value, Tensor) and bool(in_place(value, element, bit, marks))
+
+
+def in_place(value: Tensor, element: tuple[int, ...], bit: int, marks: int) -> list[int]:
+    """Axes along which the element stands at the place of position `bit`.
 
     Rows are the last ones of the call, as everywhere, and what is padded is padded at the end. An
     axis along which nothing differs, such as that of features, has no places.
     """
-    if not isinstance(value, Tensor):
-        return False
-    places = zip(element, value.shape, _plane(value, bit).shape, strict=True)
-    return any(varies > 1 and max(marks - size, 0) + at == bit for at, size, varies in places)
+    places = zip(element, value.shape, plane_of(value, bit).shape, strict=True)
+    return [
+        axis
+        for axis, (at, size, varies) in enumerate(places)
+        if varies > 1 and max(marks - size, 0) + at == bit
+    ]
+
+
+def reached_from(
+    frame: Frame, graph: Graph, node: Node, name: str, source: str, bits: Sequence[Array]
+) -> Value:
+    """What `node` writes as `name` where `bits` of the tensor `source` are all that reaches it."""
+    values = {item: _cleared(_in_any_order(frame.lookup(item))) for item in names_read(node)}
+    tensor = values[source]
+    assert isinstance(tensor, Tensor)  # the caller offers tensors only
+    inner = frame.overridden({**values, source: replace(tensor, bits=tuple(bits))})
+    inputs = [inner.lookup(item) if item else None for item in node.inputs]
+    outputs = inner.evaluate(node, inputs, graph)
+    return _in_any_order(outputs[node.outputs.index(name)])
 
 
 def _step(
     frame: Frame, graph: Graph, node: Node, name: str, element: tuple[int, ...], bit: int
 ) -> tuple[str, tuple[int, ...]] | None:
     sources = {source: _in_any_order(frame.lookup(source)) for source in names_read(node)}
-    cleared = {source: _cleared(value) for source, value in sources.items()}
 
     def arrives(source: str, kept: Array) -> bool:
         tensor = sources[source]
         assert isinstance(tensor, Tensor)  # the caller offers tensors only
-        word = bit // 64
         bits = list(_cleared_planes(tensor))
-        bits[word] = kept.astype(np.uint64) << np.uint64(bit % 64)
-        planes: Value = replace(tensor, bits=tuple(bits))
-        inner = frame.overridden({**cleared, source: planes})
-        inputs = [inner.lookup(item) if item else None for item in node.inputs]
-        outputs = inner.evaluate(node, inputs, graph)
-        result = _in_any_order(outputs[node.outputs.index(name)])
+        bits[bit // 64] = kept.astype(np.uint64) << np.uint64(bit % 64)
+        result = reached_from(frame, graph, node, name, source, bits)
         if not isinstance(result, Tensor):
             return False
-        plane = _plane(result, bit)
+        plane = plane_of(result, bit)
         at = tuple(i if dim != 1 else 0 for i, dim in zip(element, plane.shape, strict=True))
         return bool(plane[at])
 
     # The way through values reads better than the way through conditions on them.
     tensors = [(name, value) for name, value in sources.items() if isinstance(value, Tensor)]
     for source, value in sorted(tensors, key=lambda item: item[1].dtype == bool):
-        kept = _plane(value, bit)
+        kept = plane_of(value, bit)
         if not kept.any() or not arrives(source, kept):
             continue
         while kept.sum() > 1:
@@ -130,7 +156,8 @@ def _step(
     return None
 
 
-def _plane(tensor: Tensor, bit: int) -> Array:
+def plane_of(tensor: Tensor, bit: int) -> Array:
+    """Which elements position `bit` reaches, as a plane."""
     plane: Array = (tensor.bits[bit // 64] >> np.uint64(bit % 64)) & np.uint64(1)
     return plane.astype(bool)
 

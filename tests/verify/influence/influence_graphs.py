@@ -79,6 +79,8 @@ def allowed(b: Builder, source: str, mutant: str = "") -> str:
         rows = b("Add", rows, b.const(1, np.int64))
     if mutant == "transposed":
         rows, columns = columns, rows
+    if mutant == "tiled":
+        rows, columns = (b("Mod", axis, b.const(4, np.int64)) for axis in (rows, columns))
     return b("LessOrEqual", columns, rows)
 
 
@@ -102,8 +104,8 @@ def decoder(
         layers: Blocks.
         heads: Heads of each.
         width: Width of the residual stream.
-        mask: Mutant of the mask: ``shifted``, ``transposed``, ``one head``, ``frozen``,
-            ``frozen at one``.
+        mask: Mutant of the mask: ``shifted``, ``transposed``, ``tiled``, ``one head``,
+            ``frozen``, ``frozen at one``.
         mask_layers: Layers that mask; all unless given.
         fill: What masked scores get added.
         softmax_axis: Of the scores.
