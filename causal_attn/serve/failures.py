@@ -21,7 +21,7 @@ from causal_attn.errors import (
 )
 from causal_attn.serve.sdk import InvalidInput, ModelNotFound
 
-__all__ = ["Failure", "RequestError", "failure_of"]
+__all__ = ["Failure", "LostError", "RequestError", "failure_of"]
 
 INTERNAL = "The server failed. Its log has more under this request's id."
 
@@ -36,6 +36,10 @@ class RequestError(UsageError):
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
         self.status = status
+
+
+class LostError(EngineError):
+    """What ran the request is gone: its process, or the node that it was on."""
 
 
 class Failure(NamedTuple):
@@ -76,6 +80,8 @@ def failure_of(error: BaseException) -> Failure:
         return _failure(HTTPStatus.BAD_REQUEST, str(error), "invalid")
     if isinstance(error, BusyError):
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "busy")
+    if isinstance(error, LostError):
+        return _failure(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "lost")
     if isinstance(error, StoppedError):
         words = "The request must end within the server's time for one, got stopped."
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE, words, "stopped")

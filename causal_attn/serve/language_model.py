@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from causal_attn.errors import UsageError
+from causal_attn.errors import ClosedError, UsageError
 from causal_attn.runtime.engine import Engine, Stream
 from causal_attn.runtime.generate import Generator
 from causal_attn.serve.failures import RequestError
@@ -108,6 +108,17 @@ class LanguageModel(TensorModel):
         stream, _ = await self.submit([0], {"max_new_tokens": 1, "ends": ()})
         async for _ in stream:
             pass
+
+    async def check(self) -> None:
+        """As in `TensorModel`; and the engine must still take requests.
+
+        Raises:
+            ClosedError: It does not.
+            CausalAttnError: The model does not run.
+        """
+        if not self.engine.open:
+            raise ClosedError("The engine must be open, got one that has ended.")
+        await super().check()
 
     def numbers(self) -> dict[str, int]:
         """What there is now, by the names of metrics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def load_models(
     accept: str = "certified",
     threads: int | None = None,
     limits: Limits,
+    digests: Mapping[str, str] | None = None,
 ) -> list[TensorModel]:
     """One model for each of `paths`.
 
@@ -32,6 +34,7 @@ def load_models(
         accept: As in `causal_attn.runtime.load`.
         threads: Of one call; ``None``: ONNX Runtime's choice.
         limits: Of one request.
+        digests: That the models must have, by their names; any, where there is none.
 
     Raises:
         CausalAttnError: As in `causal_attn.runtime.load`; what was loaded before is closed.
@@ -39,7 +42,11 @@ def load_models(
     models: list[TensorModel] = []
     try:
         for name, path in paths.items():
-            options: dict[str, Any] = {"accept": accept, "intra_op_threads": threads}
+            options: dict[str, Any] = {
+                "accept": accept,
+                "intra_op_threads": threads,
+                "digest": (digests or {}).get(name),
+            }
             if _is_language_model(path, provider):
                 generator = Generator.open(path, provider, **options)
                 models.append(LanguageModel(name, generator, limits))

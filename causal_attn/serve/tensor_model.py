@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -80,10 +81,15 @@ class TensorModel(Model):
         Raises:
             CausalAttnError: The model does not run.
         """
-        feeder = Feeder(contract=self.session.contract)
-        sizes = next(feeder.cases((self.session.contract.lengths_within((16,))[0],)))
-        feeds = feeder.make(sizes, np.random.default_rng(0))
-        await self.turns.run(lambda: self.session.run(feeds))
+        await self.turns.run(self._try)
+
+    async def check(self) -> None:
+        """Make a call beside those that wait: to be busy is no failure.
+
+        Raises:
+            CausalAttnError: The model does not run.
+        """
+        await asyncio.to_thread(self._try)
 
     def numbers(self) -> dict[str, int]:
         """What there is now, by the names of metrics."""
@@ -100,6 +106,11 @@ class TensorModel(Model):
             self._batcher.close()
         self.turns.close()
         self.session.close()
+
+    def _try(self) -> None:
+        feeder = Feeder(contract=self.session.contract)
+        sizes = next(feeder.cases((self.session.contract.lengths_within((16,))[0],)))
+        self.session.run(feeder.make(sizes, np.random.default_rng(0)))
 
     def _answer(self, call: TensorCall) -> Any:
         feeds, outputs = call.read()

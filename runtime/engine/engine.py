@@ -121,6 +121,11 @@ class Engine:
         with self._changed:
             return self._tally.counts(waiting=len(self._waiting), running=self._running)
 
+    @property
+    def open(self) -> bool:
+        """Whether it takes requests: it was not closed, and its thread lives."""
+        return not self._closing and self._thread.is_alive()
+
     def close(self, *, drain: bool = True) -> None:
         """Take no more requests, and return when there are none; a second call does nothing.
 
