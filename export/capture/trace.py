@@ -20,6 +20,8 @@ from causal_attn.errors import CaptureError
 from causal_attn.export.capture.causal_bias import biases_as_masks
 from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.fixed_lengths import noting_fixed_lengths
+from causal_attn.export.capture.flex_attention import flex_as_masks
+from causal_attn.export.capture.hashed_sizes import hashed_sizes
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
 from causal_attn.export.capture.regions import inline_regions
@@ -126,9 +128,11 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         TrianglesAsMasks(),
         biases_as_masks(),
         symbolic_len(),
+        hashed_sizes(),
         WholeSteps(),
         # What torch.compile hands over is source already.
         contextlib.nullcontext() if target.guarded else as_written(),
+        flex_as_masks(),
         fx_config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
     ):
         yield

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from causal_attn.errors import CausalAttnError, InputError
 from causal_attn.export import export
 from causal_attn.export.arithmetic import InFloat64
+from causal_attn.export.eager import as_written
 from causal_attn.package import Package
 from causal_attn.runtime import Session, load
 
@@ -69,7 +70,7 @@ def built(target: RealTarget) -> Any:
 
 
 def results(module: Any, inputs: dict[str, Tensor]) -> list[NDArray[Any]]:
-    with torch.no_grad():
+    with torch.no_grad(), as_written():
         leaves = tree_leaves(module(**inputs))
     return [leaf.double().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
 

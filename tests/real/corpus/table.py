@@ -6,6 +6,7 @@ from causal_attn.package.certificate import Verdict
 from corpus import (
     caches,
     einops_modules,
+    flex,
     gpt_fast,
     litgpt,
     llama,
@@ -131,6 +132,14 @@ TARGETS: dict[str, RealTarget] = {
     ),
     "word_language_model": RealTarget(
         build=lambda: torch_modules.TutorialModel(kept=True), inputs=FIRST, longest=64
+    ),
+    "flex_attention, grouped": RealTarget(build=flex.FlexAttention, inputs=X, dtypes=BOTH),
+    "flex_attention, window and ALiBi": RealTarget(
+        build=lambda: flex.FlexAttention(window=4, alibi=True), inputs=X
+    ),
+    "flex_attention, documents": RealTarget(
+        build=flex.Documents,
+        inputs={"x": embeddings(), "documents": Input(("batch", "tokens"), below=3)},
     ),
     # transformers
     "transformers GPT2Attention": RealTarget(
