@@ -10,6 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ PREFILL = [
 ]
 DECODE = Case(mode=Mode.DECODE, batch=2, heads=4, kv_heads=2, head_dim=8, tokens=6)
 FAST = [OURS, BASELINE, PLAIN]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_try() -> Iterator[None]:
+    """Tests run side by side: nobody waits for a quiet machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("causal_attn.bench.driver._TRIES", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -503,6 +512,7 @@ def test_a_disturbed_turn_is_taken_again_and_the_quietest_counts(
             | {"cpu_seconds": 0.0}
         ),
     )
+    monkeypatch.setattr("causal_attn.bench.driver._TRIES", 3)
     # Round 1: disturbed three times, least in the second try. Round 2: quiet after one more.
     order = iter([0.5, 0.3, 0.9, 0.0, 0.0, 0.2, 0.05])
     monkeypatch.setattr(_Clock, "share_elsewhere", lambda self, ours: next(order))
