@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from grpc import StatusCode
+from starlette.requests import ClientDisconnect
 
 from causal_attn.errors import (
     BusyError,
@@ -74,6 +75,10 @@ def failure_of(error: BaseException) -> Failure:
     """What to say of `error`."""
     if isinstance(error, RequestError):
         return _failure(error.status, str(error), "refused")
+    if isinstance(error, ClientDisconnect):
+        # Nobody is there to be told; the log is.
+        words = "The body must come whole, got a part of it."
+        return _failure(HTTPStatus.BAD_REQUEST, words, "vanished")
     if isinstance(error, ModelNotFound):
         return _failure(HTTPStatus.NOT_FOUND, "There is no model of this name here.", "not_found")
     if isinstance(error, UsageError | InvalidInput | ContextError):
