@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from causal_attn.machine.provider import Provider
-from causal_attn.machine.wheels import ORT_WHEELS, version_of
+from causal_attn.machine.wheels import installed_wheels, version_of
 
 __all__ = ["describe_machine"]
 
@@ -23,7 +23,7 @@ def describe_machine(provider: Provider) -> dict[str, Any]:
         "provider": str(provider),
         "python": platform.python_version(),
         "torch": version_of("torch"),
-        "onnxruntime": next(filter(None, map(version_of, ORT_WHEELS)), None),
+        "onnxruntime": next(iter(installed_wheels().values()), None),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from causal_attn.machine.provider import Provider
@@ -24,6 +25,7 @@ ORT_WHEELS = (
     "onnxruntime-qnn",
     "onnxruntime-rocm",
     "onnxruntime-training",
+    "onnxruntime-webgpu",
     "onnxruntime-windowsml",
     "ort-nightly",
     "ort-nightly-gpu",
@@ -43,9 +45,36 @@ def version_of(distribution: str) -> str | None:
 
 @cache
 def installed_wheels() -> Mapping[str, str]:
-    """Those of `ORT_WHEELS` that are installed, to their versions; looked up once a process."""
-    found = ((name, version_of(name)) for name in ORT_WHEELS)
-    return MappingProxyType({name: version for name, version in found if version is not None})
+    """Those of `ORT_WHEELS` that are installed, to their versions; looked up once a process.
+
+    Where the module is found in one folder of the path and a wheel lies in a later one, as in an
+    environment made on top of another, that wheel is shadowed and overwrites nothing: it is left
+    out.
+    """
+    imported = _imported_from()
+    found = {
+        name: (version, _folder_of(name)) for name in ORT_WHEELS if (version := version_of(name))
+    }
+    here = {name for name, (_, folder) in found.items() if folder == imported}
+    return MappingProxyType(
+        {name: version for name, (version, _) in found.items() if not here or name in here}
+    )
+
+
+def _imported_from() -> Path | None:
+    """The folder in which the module is; nothing of it is imported."""
+    from importlib.util import find_spec
+
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).resolve().parent.parent
+
+
+def _folder_of(distribution: str) -> Path:
+    from importlib import metadata
+
+    return Path(str(metadata.distribution(distribution).locate_file(""))).resolve()
 
 
 def conflict(wheels: Collection[str], provider: Provider) -> str | None:
