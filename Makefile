@@ -19,6 +19,7 @@ demo-serve: $(SETUP)
 test: $(SETUP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_runtime
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check_webgpu
 
 models: $(SETUP)
 	$(BIN)/python scripts/make_models
@@ -41,4 +42,4 @@ $(SETUP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-runtime build dist demo .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) .venv-runtime .venv-webgpu build dist demo .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -14,9 +14,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from causal_attn.machine.adapter import webgpu_adapters
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import OLDEST, release
-from causal_attn.machine.wheels import ORT_WHEELS, conflict, install_command, version_of
+from causal_attn.machine.wheels import (
+    ORT_WHEELS,
+    conflict,
+    install_command,
+    installed_wheels,
+    version_of,
+)
 
 __all__ = ["Diagnosis", "Problem", "Task", "diagnose"]
 
@@ -27,6 +34,7 @@ class Task(StrEnum):
     RUN = "run"
     """`causal_attn.runtime`, and everything that runs a model."""
     CUDA = "run on cuda"
+    WEBGPU = "run on webgpu"
     VERIFY = "verify"
     EXPORT = "export"
 
@@ -35,6 +43,9 @@ _NEEDED = {
     Task.VERIFY: ("onnx", "onnx-ir", "matplotlib"),
     Task.EXPORT: ("torch", "onnxscript"),
 }
+
+_SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""Where Debian's Chromium has a Vulkan that needs no device."""
 
 _REPORTED = (
     "causal-attn", "numpy", *ORT_WHEELS, "torch", "onnx", "onnx-ir", "onnxscript", "ml-dtypes",
@@ -67,6 +78,7 @@ class Diagnosis:
         versions: Distribution name to version, of those that are installed.
         providers: Short names of the providers that the installed ONNX Runtime has, by its
             preference. That one is here does not prove that its device is.
+        adapters: What WebGPU can run on, where it is among `providers` and Vulkan names it.
         problems: All that was found; those that keep models from running come first.
     """
 
@@ -74,6 +86,7 @@ class Diagnosis:
     system: str
     versions: Mapping[str, str]
     providers: tuple[str, ...]
+    adapters: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     @property
@@ -88,6 +101,7 @@ class Diagnosis:
             "system": self.system,
             "versions": dict(self.versions),
             "providers": list(self.providers),
+            "adapters": list(self.adapters),
             "problems": [
                 asdict(problem) | {"task": str(problem.task)} for problem in self.problems
             ],
@@ -97,7 +111,10 @@ class Diagnosis:
 
 def diagnose() -> Diagnosis:
     """Look at this environment; raises nothing, whatever is missing or broken."""
-    found = {name: version_of(name) for name in _REPORTED}
+    wheels = installed_wheels()
+    found = {
+        name: wheels.get(name) if name in ORT_WHEELS else version_of(name) for name in _REPORTED
+    }
     versions = {name: version for name, version in found.items() if version is not None}
     providers, trouble = _providers()
     return Diagnosis(
@@ -105,9 +122,11 @@ def diagnose() -> Diagnosis:
         system=f"{platform.system()} {platform.machine()}",
         versions=versions,
         providers=tuple(str(provider) for provider in providers),
+        adapters=webgpu_adapters() if Provider.WEBGPU in providers else (),
         problems=(
             *_runtime_problems(versions, trouble),
             *_cuda_problems(versions, providers),
+            *_webgpu_problems(providers),
             *_extra_problems(versions),
         ),
     )
@@ -163,6 +182,23 @@ def _cuda_problems(versions: Mapping[str, str], providers: tuple[Provider, ...])
             task=Task.CUDA,
             what="An NVIDIA device is visible, and this ONNX Runtime has no CUDA provider.",
             command=install_command(Provider.CUDA, wheels),
+        )
+    ]
+
+
+def _webgpu_problems(providers: tuple[Provider, ...]) -> list[Problem]:
+    # Elsewhere WebGPU is Direct3D or Metal, which every system has.
+    if Provider.WEBGPU not in providers or webgpu_adapters() or platform.system() != "Linux":
+        return []
+    software = f"export VK_ICD_FILENAMES={_SWIFTSHADER} LD_LIBRARY_PATH={_SWIFTSHADER.parent}"
+    return [
+        Problem(
+            task=Task.WEBGPU,
+            what="ONNX Runtime has WebGPU and Vulkan has no device for it: the driver of a GPU is "
+            "missing. The command has Chromium's software do it, slowly.",
+            command=software
+            if _SWIFTSHADER.exists()
+            else f"apt-get install chromium && {software}",
         )
     ]
 

@@ -1,7 +1,7 @@
 """Packages that come with causal_attn.
 
 ``causal_attention`` is the reference op in float32, ``[batch, heads, tokens, features]``, with
-variants for ``cpu``, ``cuda`` and ``openvino``; ``make models`` builds it again.
+variants for ``cpu``, ``cuda``, ``openvino`` and ``webgpu``; ``make models`` builds it again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from causal_attn.runtime.acceptance import Accept, Acceptance
 from causal_attn.runtime.agreement import require_agreement, require_runnable
 from causal_attn.runtime.handover import hand_over
 from causal_attn.runtime.limits import SizeLimits
-from causal_attn.runtime.options import build_options, check_provider_options
+from causal_attn.runtime.options import build_options, check_provider_options, needed_entries
 from causal_attn.runtime.ort import (
     InferenceSession,
     SessionOptions,
@@ -56,7 +56,7 @@ def load(
     """Load a model package, or one ``.onnx`` file with its contract inside, on one provider.
 
     Every node runs on that provider, or the call fails: nothing falls back to the CPU. See
-    `causal_attn.runtime.placement` for the one exception that ``cuda`` and ``tensorrt`` have.
+    `causal_attn.runtime.placement` for the one exception that the providers of GPUs have.
 
     The bytes that the certificate is compared with are those that run, whatever happens to the
     files meanwhile. A certificate protects against mix-ups and damage, not against a forger:
@@ -147,6 +147,10 @@ def open_variant(
     with _hold_model(variant.model, weights) as held:
         asked = _Asked(wanted, session_options, provider_options, intra_op_threads)
         return _session(variant, held, asked)
+
+
+_NO_ADAPTER = "Failed to get a WebGPU adapter"
+"""What ONNX Runtime says without a device."""
 
 
 class _Asked(NamedTuple):
@@ -247,17 +251,16 @@ def _placed_engine(
 ) -> tuple[InferenceSession, tuple[PlacedNode, ...]]:
     provider = asked.provider
     provider_options = check_provider_options(provider, asked.provider_options)
-    gpu = provider in (Provider.CUDA, Provider.TENSORRT)
-    not_loaded = _preload() if gpu else ""
-    # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and on CUDA it puts
-    # arithmetic on shapes on the CPU itself: there the record alone decides.
-    strict = not gpu and provider is not Provider.CPU
+    not_loaded = _preload() if provider in (Provider.CUDA, Provider.TENSORRT) else ""
+    # ONNX Runtime refuses to add the CPU by name and to forbid it at once, and beside a GPU it
+    # puts arithmetic on shapes on the CPU itself: there the record alone decides.
+    strict = provider.device != "gpu" and provider is not Provider.CPU
     options = build_options(
         from_package=variant.session_options,
         from_caller=asked.session_options,
         intra_op_threads=asked.intra_op_threads,
         strict=strict,
-        half=provider is Provider.CPU and _has_half(variant.contract),
+        needed=needed_entries(provider, half=_has_half(variant.contract)),
     )
     try:
         engine = open_engine(
@@ -267,7 +270,12 @@ def _placed_engine(
             provider_options,
             name=variant.model,
         )
-    except EngineError:
+    except EngineError as error:
+        if provider is Provider.WEBGPU and _NO_ADAPTER in str(error):
+            raise ProviderError(
+                "`provider` must have a device, got 'webgpu', for which there is none: "
+                "`causal-attn doctor` says how to get one."
+            ) from error
         if strict:
             _name_the_nodes(variant, held, provider, provider_options)
         raise
@@ -294,7 +302,7 @@ def _name_the_nodes(
         from_caller=None,
         intra_op_threads=None,
         strict=False,
-        half=False,
+        needed=needed_entries(provider, half=False),
     )
     model = hand_over(held, options, shared=False)
     engine = open_engine(model, provider, options, provider_options, name=variant.model)

@@ -14,7 +14,7 @@ from causal_attn.runtime.handover import FORMAT_OPTION
 from causal_attn.runtime.ort import SessionOptions
 from causal_attn.runtime.placement import RECORD_OPTION
 
-__all__ = ["STRICT_OPTION", "build_options", "check_provider_options"]
+__all__ = ["STRICT_OPTION", "build_options", "check_provider_options", "needed_entries"]
 
 STRICT_OPTION = "session.disable_cpu_ep_fallback"
 
@@ -22,6 +22,13 @@ STRICT_OPTION = "session.disable_cpu_ep_fallback"
 # weights and a bias in float16, as in torch's MultiheadAttention: laying memory out for
 # convolutions, it reads what an earlier optimization has put together.
 _IN_HALF = {"optimization.disable_specified_optimizers": "NchwcTransformer"}
+# Where WebGPU lays memory out for convolutions, ONNX Runtime 1.27 records of its nodes only those
+# that it takes after that.
+_ON_WEBGPU = {"ep.webgpuexecutionprovider.preferredLayout": "NCHW"}
+_WITHOUT_OPTIONS = {
+    Provider.CPU: "which takes none",
+    Provider.WEBGPU: "which ignores them: it reads ep.webgpuexecutionprovider entries",
+}
 _MOST_THREADS = 4096
 _FATAL = 4
 _UNSET = -1
@@ -33,7 +40,7 @@ def build_options(
     from_caller: Mapping[str, str] | SessionOptions | None,
     intra_op_threads: int | None,
     strict: bool,
-    half: bool,
+    needed: Mapping[str, str],
 ) -> SessionOptions:
     """The options of one session.
 
@@ -43,7 +50,7 @@ def build_options(
         from_caller: See `causal_attn.runtime.load`.
         intra_op_threads: ``None`` leaves ONNX Runtime's choice, the physical cores.
         strict: ONNX Runtime itself refuses to leave a node to the CPU.
-        half: The model has float16 and runs on the CPU.
+        needed: What `needed_entries` says.
 
     Raises:
         UsageError: An argument of the caller is wrong, or contradicts what `load` must set.
@@ -63,11 +70,23 @@ def build_options(
         FORMAT_OPTION: "ONNX",
         RECORD_OPTION: "1",
         STRICT_OPTION: "1" if strict else "0",
-        **(_IN_HALF if half else {}),
+        **needed,
     }
     for key, value in entries.items():
         _set(options, key, value)
     return options
+
+
+def needed_entries(provider: Provider, *, half: bool) -> Mapping[str, str]:
+    """Config entries without which `provider` runs wrongly, or says too little of itself.
+
+    Args:
+        provider: That runs the model.
+        half: The model has float16.
+    """
+    if provider is Provider.WEBGPU:
+        return _ON_WEBGPU
+    return _IN_HALF if half and provider is Provider.CPU else {}
 
 
 def check_provider_options(
@@ -76,8 +95,8 @@ def check_provider_options(
     """`options` as strings, or nothing.
 
     Raises:
-        UsageError: They are not strings, or `provider` is the CPU, which takes none and would
-            ignore them.
+        UsageError: They are not strings, or `provider` would ignore them: the CPU takes none, and
+            WebGPU reads its own from the config entries of the session.
     """
     if options is None:
         return {}
@@ -87,9 +106,10 @@ def check_provider_options(
         raise UsageError(
             f"`provider_options` must be a mapping of strings to strings, got {options!r}."
         )
-    if options and provider is Provider.CPU:
+    if options and provider in _WITHOUT_OPTIONS:
         raise UsageError(
-            f"`provider_options` must be empty for cpu, which takes none, got {dict(options)}."
+            f"`provider_options` must be empty for {provider}, {_WITHOUT_OPTIONS[provider]}, got "
+            f"{dict(options)}."
         )
     return options
 

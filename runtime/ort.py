@@ -296,7 +296,7 @@ def new_buffer(shape: Sequence[int], dtype: np.dtype[Any], provider: Provider) -
     Raises:
         EngineError: There is no room for it.
     """
-    device = "cuda" if provider.device == "gpu" else "cpu"
+    device = provider.memory
     try:
         if device == "cpu" and dtype.kind in "biuf":
             # numpy asks Linux for large pages, ONNX Runtime does not: a decode step over a cache

@@ -3,12 +3,12 @@
 The record is made when the graph is partitioned: nodes that were folded into constants are not in
 it, and nodes fused later are in it one by one. ONNX Runtime 1.24 and up keep it.
 
-A session is strict: every node on the provider that was asked for. ``cuda`` and ``tensorrt`` have
-one exception. There ONNX Runtime moves integer arithmetic on shapes, such as the length that the
-mask is built from, to the CPU on purpose, since its result is needed on the host; so nodes of
-`SHAPE_OPS` may be on the CPU. The CUDA provider has kernels for each of these for floating point
-tensors, so none of them gets to the CPU because the provider lacks it. Whatever is on the CPU is
-in the placement.
+A session is strict: every node on the provider that was asked for. ``cuda``, ``tensorrt`` and
+``webgpu`` have one exception. There ONNX Runtime moves arithmetic on shapes, such as the length
+that the mask is built from, to the CPU on purpose, since its result is needed on the host; so
+nodes of `SHAPE_OPS`, on ``webgpu`` of `SHAPE_OPS_OF_WEBGPU`, may be on the CPU. The provider has
+kernels for each of these for tensors of data, so none of them gets to the CPU because the provider
+lacks it. Whatever is on the CPU is in the placement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from causal_attn.errors import EngineError, ProviderError
 from causal_attn.machine.provider import Provider
 from causal_attn.machine.release import OLDEST
 
-__all__ = ["RECORD_OPTION", "SHAPE_OPS", "PlacedNode", "read_placement", "require_placement"]
+__all__ = [
+    "RECORD_OPTION",
+    "SHAPE_OPS",
+    "SHAPE_OPS_OF_WEBGPU",
+    "PlacedNode",
+    "read_placement",
+    "require_placement",
+]
 
 RECORD_OPTION = "session.record_ep_graph_assignment_info"
 
@@ -32,6 +39,18 @@ SHAPE_OPS = frozenset(
     }
 )  # fmt: skip
 """Operators of the default ONNX domain that ONNX Runtime may run on the CPU beside CUDA."""
+
+SHAPE_OPS_OF_WEBGPU = SHAPE_OPS - {"Mod", "Size"} | {"And", "Not", "Sqrt"}
+"""The same beside WebGPU, which has no integers of 64 bits: masks made of positions begin there.
+
+``ConstantOfShape`` alone has no kernel on WebGPU; all that it reads is a shape.
+"""
+
+_SHAPE_OPS = {
+    Provider.CUDA: SHAPE_OPS,
+    Provider.TENSORRT: SHAPE_OPS,
+    Provider.WEBGPU: SHAPE_OPS_OF_WEBGPU,
+}
 
 
 class PlacedNode(NamedTuple):
@@ -66,7 +85,7 @@ def read_placement(engine: Any) -> tuple[PlacedNode, ...]:
 
 
 def require_placement(placement: tuple[PlacedNode, ...], provider: Provider) -> None:
-    """Refuse a `placement` with a node elsewhere than on `provider`; see the module for CUDA.
+    """Refuse a `placement` with a node elsewhere than on `provider`; see the module for GPUs.
 
     Raises:
         ProviderError: Naming the nodes, and where they are.
@@ -90,10 +109,9 @@ def require_placement(placement: tuple[PlacedNode, ...], provider: Provider) -> 
 
 def _computes_shapes(node: PlacedNode, provider: Provider) -> bool:
     return (
-        provider in (Provider.CUDA, Provider.TENSORRT)
-        and node.provider == Provider.CPU
+        node.provider == Provider.CPU
         and not node.domain
-        and node.op_type in SHAPE_OPS
+        and node.op_type in _SHAPE_OPS.get(provider, ())
     )
 
 

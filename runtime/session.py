@@ -194,7 +194,7 @@ class Session:
         if self._limits is not None:
             shapes = {name: tuple(value.shape()) for name, value in values.items()}
             self._limits.check(shapes, named_sizes(self.contract, shapes))
-        device = "cuda" if self.provider.device == "gpu" else "cpu"
+        device = self.provider.memory
         return run_shared(engine, self._output_names, values, device)
 
     def close(self) -> None:

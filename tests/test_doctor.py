@@ -13,6 +13,7 @@ import pytest
 from causal_attn import doctor
 from causal_attn.doctor import Task, diagnose
 from causal_attn.machine.provider import Provider
+from causal_attn.machine.wheels import ORT_WHEELS
 
 EVERYTHING = {
     name: "9.9.0" for name in doctor._REPORTED if not name.startswith(("onnxruntime", "ort-"))
@@ -23,7 +24,10 @@ Environment = Callable[..., None]
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """Pretend that `versions` are installed, with `providers`, beside a `device` or not."""
+    """Pretend that `versions` are installed, with `providers`, beside a `device` or not.
+
+    `adapters` are what WebGPU could run on.
+    """
 
     def pretend(
         versions: dict[str, str],
@@ -31,8 +35,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Environment:
         *,
         trouble: str = "",
         device: bool = False,
+        adapters: tuple[str, ...] = (),
     ) -> None:
+        wheels = {name: version for name, version in versions.items() if name in ORT_WHEELS}
         monkeypatch.setattr(doctor, "version_of", versions.get)
+        monkeypatch.setattr(doctor, "installed_wheels", lambda: wheels)
+        monkeypatch.setattr(doctor, "webgpu_adapters", lambda: adapters)
         monkeypatch.setattr(doctor, "_providers", lambda: (providers, trouble))
         monkeypatch.setattr(doctor, "_nvidia_device", lambda: device)
 
@@ -87,6 +95,23 @@ def test_a_device_without_its_provider(environment: Environment) -> None:
     environment(
         EVERYTHING | {"onnxruntime-gpu": "1.31.0"}, (Provider.CUDA, Provider.CPU), device=True
     )
+    assert commands() == {}
+
+
+def test_webgpu_without_a_device(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    versions = EVERYTHING | {"onnxruntime-webgpu": "1.27.0"}
+    environment(versions, (Provider.WEBGPU, Provider.CPU))
+    (problem,) = diagnose().problems
+    assert problem.task is Task.WEBGPU
+    assert "export VK_ICD_FILENAMES=" in problem.command
+    assert diagnose().can_run
+    environment(versions, (Provider.WEBGPU, Provider.CPU), adapters=("A card",))
+    assert commands() == {}
+    assert diagnose().to_dict()["adapters"] == ["A card"]
+    environment(EVERYTHING | {"onnxruntime": "1.32.0"})
     assert commands() == {}
 
 

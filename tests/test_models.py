@@ -13,7 +13,7 @@ from causal_attn.package.digest import model_digest
 def test_exporting_again_gives_the_same_graph(tmp_path: Path) -> None:
     shipped = read_package(models.path("causal_attention"))
     again = export(causal_attention, tmp_path / "p", lengths=(1, 2)).variants[0]
-    assert {variant.name for variant in shipped.variants} == {"cpu", "cuda", "openvino"}
+    assert {variant.name for variant in shipped.variants} == {"cpu", "cuda", "openvino", "webgpu"}
     for variant in shipped.variants:
         assert model_digest(variant.model) == model_digest(again.model), "run `make models`"
         assert variant.contract.inputs == again.contract.inputs

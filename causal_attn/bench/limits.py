@@ -24,7 +24,7 @@ __all__ = ["LIMIT_UNITS", "LimitProbe", "limit_seconds", "work"]
 
 LIMIT_UNITS = {Mode.PREFILL: "flop/s", Mode.DECODE: "byte/s"}
 
-_SIZES = {"cpu": (512, 1024, 1536, 2048), "gpu": (8192,)}
+_SIZES = {"cpu": (512, 1024, 1536, 2048), "cuda": (8192,)}
 """Rows of the square matrices: from what caches hold to where the full rate is reached."""
 
 _NO_CACHE_BYTES = 1 << 29
@@ -54,11 +54,11 @@ class LimitProbe:
         import torch
 
         self._torch = torch
-        self._device = "cuda" if provider.device == "gpu" else "cpu"
-        self._grouped = provider.device == "gpu"
+        self._device = provider.memory
+        self._grouped = provider.memory == "cuda"
         self._dtype = {"float32": torch.float32, "float16": torch.float16}[case.dtype]
         self._ways = list(
-            self._products(provider.device)
+            self._products(self._device)
             if case.mode is Mode.PREFILL
             else self._reads(case.read_bytes)
         )
@@ -81,7 +81,7 @@ class LimitProbe:
             left, right = left.to(self._dtype), right.to(self._dtype)
             flops = 2 * size**3
             yield _Way(f"torch, {size} rows", flops, partial(torch.matmul, left, right))
-            if device == "gpu" or self._dtype is not torch.float32:
+            if device == "cuda" or self._dtype is not torch.float32:
                 continue
             feeds = {"a": left.numpy(), "b": right.numpy()}
             yield _Way(f"numpy, {size} rows", flops, partial(np.matmul, *feeds.values()))

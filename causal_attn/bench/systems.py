@@ -82,7 +82,7 @@ class TorchSystem(System):
 
         self._torch = torch
         self._case = case
-        self._device = "cuda" if self.provider.device == "gpu" else "cpu"
+        self._device = self.provider.memory
         grouped = case.heads != case.kv_heads
         attention = torch.nn.functional.scaled_dot_product_attention
         past = case.past_tokens
@@ -177,7 +177,7 @@ class PackageSystem(System):
             )
         self._positional = tuple(feeds[tensor.name] for tensor in inputs)
         self._binding: Binding | None = None
-        if self._in_place or self.provider.device == "gpu":
+        if self._in_place or self.provider.memory == "cuda":
             self._binding = self._session.bind(feeds, share=self._in_place)
 
     def call(self) -> Any:
@@ -202,7 +202,7 @@ class PlainOnnxSystem(System):
     def prepare(self, case: Case, model: Path | None) -> None:
         import onnxruntime
 
-        if self.provider.device == "gpu":
+        if self.provider.memory == "cuda":
             onnxruntime.preload_dlls()
         options = _options(self.provider, case).get("provider_options", {})
         self._session: Any = onnxruntime.InferenceSession(
@@ -217,7 +217,7 @@ class PlainOnnxSystem(System):
     def load(self, arrays: Arrays) -> None:
         self._arrays = dict(arrays)
         self._binding: Any = None
-        if self.provider.device == "gpu":
+        if self.provider.memory == "cuda":
             self._binding = self._session.io_binding()
             for name, array in arrays.items():
                 self._binding.bind_ortvalue_input(

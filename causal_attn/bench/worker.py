@@ -48,7 +48,7 @@ def serve(name: str, provider: Provider) -> Any:
 class _SystemServer:
     def __init__(self, name: str, provider: Provider) -> None:
         self._system: System = require_system(name)(provider)
-        self._grouped = provider.device == "gpu"
+        self._grouped = provider.memory == "cuda"
         self._released = True
 
     def do_prepare(self, case: Mapping[str, Any], model: str | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ out, err = Console(), Console(stderr=True)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
 ProviderFlag = Annotated[
-    str, typer.Option("--provider", "-p", help="cpu, cuda, tensorrt or openvino.")
+    str, typer.Option("--provider", "-p", help="cpu, cuda, tensorrt, openvino or webgpu.")
 ]
 
 _ESCAPE_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")

@@ -24,6 +24,8 @@ def doctor(as_json: JsonFlag = False) -> None:
     for name, version in diagnosis.versions.items():
         table.add_row(name, version or "not installed")
     table.add_row("providers", ", ".join(str(p) for p in diagnosis.providers) or "none")
+    if diagnosis.adapters:
+        table.add_row("webgpu runs on", " or ".join(diagnosis.adapters))
     out.print(table)
     for problem in diagnosis.problems:
         out.print(f"[yellow]to {problem.task}:[/] {escape(problem.what)}")

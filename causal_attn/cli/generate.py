@@ -59,7 +59,9 @@ def generate(
     ] = 0,
     sampling: SamplingFlags,
     # Not the -p of other commands, which is the prompt here.
-    provider: Annotated[str, typer.Option(help="cpu, cuda, tensorrt or openvino.")] = "cpu",
+    provider: Annotated[
+        str, typer.Option(help="cpu, cuda, tensorrt, openvino or webgpu.")
+    ] = "cpu",
     accept: Annotated[str, typer.Option(help="certified or unverified.")] = "certified",
     as_json: JsonFlag = False,
 ) -> None:

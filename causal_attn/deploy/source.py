@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from causal_attn.errors import InputError, PackageError, UsageError
+from causal_attn.errors import InputError, PackageError, ProviderError, UsageError
 from causal_attn.json_text import shown
 from causal_attn.machine.provider import Provider
 from causal_attn.package import Variant, check_certificate, read_package
@@ -117,6 +117,11 @@ def open_source(package: str, *, provider: str = "cpu", accept: str = "certified
     if set(name) == {"."}:
         raise UsageError(f"`package` must have a name that a folder can have, got {name!r}.")
     wanted = Provider.parse(provider)
+    if wanted is Provider.WEBGPU:
+        raise ProviderError(
+            "`provider` must be one that servers have, got 'webgpu'. Deploy the variant for "
+            "cpu or cuda."
+        )
     if not path.exists():
         raise PackageError(
             f"`package` must be a package or an .onnx file, got {str(path)!r}: not there."

@@ -20,6 +20,7 @@ class Provider(StrEnum):
     CUDA = "cuda"
     TENSORRT = "tensorrt"
     OPENVINO = "openvino"
+    WEBGPU = "webgpu"
 
     @property
     def ort_name(self) -> str:
@@ -29,7 +30,16 @@ class Provider(StrEnum):
     @property
     def device(self) -> str:
         """``cpu`` or ``gpu``: the ``device`` of a variant in a model package."""
-        return "gpu" if self in (Provider.CUDA, Provider.TENSORRT) else "cpu"
+        return "cpu" if self in (Provider.CPU, Provider.OPENVINO) else "gpu"
+
+    @property
+    def memory(self) -> str:
+        """``cuda`` or ``cpu``: where tensors lie that are handed over without a copy.
+
+        ONNX Runtime's Python has no tensors in the memory of a WebGPU device: it copies each from
+        the host and back.
+        """
+        return "cuda" if self in (Provider.CUDA, Provider.TENSORRT) else "cpu"
 
     @property
     def wheel(self) -> str:
@@ -61,6 +71,7 @@ _ORT_NAMES = {
     Provider.CUDA: "CUDAExecutionProvider",
     Provider.TENSORRT: "TensorrtExecutionProvider",
     Provider.OPENVINO: "OpenVINOExecutionProvider",
+    Provider.WEBGPU: "WebGpuExecutionProvider",
 }
 
 _WHEELS = {
@@ -68,10 +79,12 @@ _WHEELS = {
     Provider.CUDA: "onnxruntime-gpu",
     Provider.TENSORRT: "onnxruntime-gpu",
     Provider.OPENVINO: "onnxruntime-openvino",
+    Provider.WEBGPU: "onnxruntime-webgpu",
 }
 
 _REQUIREMENTS = {
     Provider.CPU: "causal-attn[cpu]",
     Provider.CUDA: "causal-attn[cuda]",
     Provider.TENSORRT: "causal-attn[cuda]",
+    Provider.WEBGPU: "causal-attn[webgpu]",
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from causal_attn.machine.wheels import installed_wheels, version_of
 from causal_attn.package.certificate import Certificate, Check, Verdict
 from causal_attn.verify.checks.future import FUTURE
 from causal_attn.verify.checks.other_values import OTHER_VALUES
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["certify"]
 
-_CHECKERS = (
-    "causal-attn", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnx", "torch",
-)  # fmt: skip
+_CHECKERS = ("causal-attn", "onnx", "torch")
+"""Beside the one ONNX Runtime."""
 
 
 def certify(subject: Subject, checks: Sequence[Check]) -> Certificate:
@@ -98,10 +97,6 @@ def _agreement(future: Sequence[bool | None], proved: Verdict) -> list[Check]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for name in _CHECKERS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: version_of(name) for name in _CHECKERS}
+    known = {name: version for name, version in found.items() if version is not None}
+    return {**known, **installed_wheels()}

@@ -167,7 +167,7 @@ class _Compiled:
             if held is None or held[0] != address:
                 held = self._weights[name] = (address, session.share(_capsule(tensor)))
             values[name] = held[1]
-        if session.provider.device == "gpu":
+        if session.provider.memory == "cuda":
             # ONNX Runtime runs on a stream of its own.
             torch.cuda.current_stream().synchronize()
         return [from_dlpack(value) for value in session.run_shared(values)]
@@ -244,7 +244,7 @@ def _refuse_gradients(graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _refuse_devices(graph: fx.GraphModule, inputs: Sequence[Any], provider: Provider) -> None:
-    wanted = "cuda" if provider.device == "gpu" else "cpu"
+    wanted = provider.memory
     for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if isinstance(value, Tensor) and value.device.type != wanted:
             raise UsageError(

@@ -188,7 +188,7 @@ GQA = Form(
     has=frozenset({Need.WINDOW, Need.STATIC_CACHE, Need.SINKS}),
     fixed_heads=True,
     features_multiple=8,
-    providers=frozenset({Provider.CPU, Provider.CUDA}),
-    elsewhere="its op is ONNX Runtime's own, with kernels for cpu and cuda",
+    providers=frozenset({Provider.CPU, Provider.CUDA, Provider.WEBGPU}),
+    elsewhere="its op is ONNX Runtime's own, with kernels for cpu, cuda and webgpu",
     functions=tuple(made(sinks=sinks) for made in (_cached, _static) for sinks in (False, True)),
 )

@@ -164,6 +164,11 @@ def test_instances_follow_from_the_provider(
     assert "".join(one.name for one in named) == accelerator
 
 
+def test_webgpu_is_refused() -> None:
+    with pytest.raises(ProviderError, match="that servers have, got 'webgpu'"):
+        open_source(str(REFERENCE), provider="webgpu")
+
+
 def test_external_data_lies_beside_the_model(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model.onnx", weight=3.0, data="weights/w.bin")
     source = VariantSource(provider=Provider.CPU, model=model, contract=CONTRACT, certificate=None)

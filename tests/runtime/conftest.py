@@ -26,7 +26,7 @@ from causal_attn.package.contract import Contract
 from causal_attn.package.digest import CERTIFICATE_KEY, CONTRACT_KEY, model_digest
 
 
-@pytest.fixture(params=[Provider.CPU, Provider.OPENVINO, Provider.CUDA], ids=str)
+@pytest.fixture(params=[Provider.CPU, Provider.OPENVINO, Provider.CUDA, Provider.WEBGPU], ids=str)
 def provider(request: pytest.FixtureRequest) -> Provider:
     """Each provider of the installed ONNX Runtime; the others are skipped by name."""
     wanted: Provider = request.param

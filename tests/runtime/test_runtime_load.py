@@ -208,6 +208,18 @@ def test_shape_arithmetic_may_be_on_the_cpu_beside_cuda_only() -> None:
         require_placement((softmax,), Provider.OPENVINO)
 
 
+def test_beside_webgpu_masks_of_positions_are_shape_arithmetic_too() -> None:
+    product = PlacedNode("product", "MatMul", "", "webgpu")
+    both = PlacedNode("window", "And", "", "cpu")
+    require_placement((product, both), Provider.WEBGPU)
+    # It has no kernel there for data either.
+    remainder = PlacedNode("remainder", "Mod", "", "cpu")
+    with pytest.raises(ProviderError, match=r"1 Mod on cpu"):
+        require_placement((product, remainder), Provider.WEBGPU)
+    with pytest.raises(ProviderError, match=r"1 And on cpu"):
+        require_placement((product, both), Provider.CUDA)
+
+
 def test_an_onnx_runtime_without_the_record_is_refused() -> None:
     with pytest.raises(EngineError, match=r"pip install --upgrade 'onnxruntime>=1\.24'"):
         read_placement(object())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from causal_attn.machine.adapter import webgpu_adapters
+from causal_attn.machine.provider import Provider
 from causal_attn.package.certificate import Check
 from causal_attn.runtime import Session
 from causal_attn.verify.checks.trial import Trial
@@ -31,8 +34,11 @@ def check_placement(trial: Trial) -> Check:
     )
     here = len(session.placement) - elsewhere.total()
     detail = f"{here} of {len(session.placement)} nodes on {session.provider}"
+    figures: dict[str, Any] = {"nodes": len(session.placement), "elsewhere": dict(elsewhere)}
+    if session.provider is Provider.WEBGPU:
+        # Kernels are made for the adapter: what is right on one can be wrong on another.
+        figures["adapter"] = list(webgpu_adapters())
+        detail += f" ({' or '.join(webgpu_adapters()) or 'an adapter that is not named'})"
     if elsewhere:
         detail += "; shapes: " + ", ".join(f"{n} {what}" for what, n in elsewhere.most_common())
-    return trial.result(
-        "placement", here > 0, detail, nodes=len(session.placement), elsewhere=dict(elsewhere)
-    )
+    return trial.result("placement", here > 0, detail, **figures)
