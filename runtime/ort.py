@@ -35,11 +35,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 try:
     import onnxruntime
-    from onnxruntime import InferenceSession, IOBinding, OrtValue, RunOptions
+    from onnxruntime import InferenceSession, IOBinding, OrtValue
 
     _state = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     if not TYPE_CHECKING:
-        from onnxruntime import SessionOptions
+        from onnxruntime import RunOptions, SessionOptions
 except ImportError as error:
     # A folder that lost its files to the uninstall of a second wheel still imports, as an empty
     # namespace: the names above are then what is missing.
@@ -58,7 +58,12 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    # It comes from a compiled module that type checkers do not see into.
+    # They come from a compiled module that type checkers do not see into.
+    class RunOptions:
+        """``onnxruntime.RunOptions``, as far as it is used here."""
+
+        terminate: bool
+
     class SessionOptions:
         """``onnxruntime.SessionOptions``, as far as it is used here."""
 
