@@ -7,6 +7,7 @@ nor ONNX Runtime says a word.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -63,12 +64,8 @@ def installed_wheels() -> Mapping[str, str]:
 
 def _imported_from() -> Path | None:
     """The folder in which the module is; nothing of it is imported."""
-    from importlib.util import find_spec
-
-    spec = find_spec("onnxruntime")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).resolve().parent.parent
+    folders = (Path(entry or ".").resolve() for entry in sys.path)
+    return next((one for one in folders if (one / "onnxruntime/__init__.py").exists()), None)
 
 
 def _folder_of(distribution: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +28,6 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Env
                 (info / "METADATA").write_text(f"Name: {wheel}\nVersion: 1.30.0\n")
             path.append(str(tmp_path / folder))
         monkeypatch.setattr("sys.path", path)
-        monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
         installed_wheels.cache_clear()
 
     yield pretend
