@@ -7,8 +7,9 @@
     order       names a node reads, nodes in an order
     program     graph, functions and operator versions of a model
     registry    rules by operator, and what a rule is given
-    elementwise, movement, shapes, indexing, scatter, reductions, softmax, products, quantize,
-    convolution, recurrent, attention, contrib_attention, experts, control    the rules
+    elementwise, unary, movement, shapes, indexing, scatter, reductions, softmax, products,
+    quantize, convolution, recurrent, attention, contrib_attention, experts, control    the rules
+    combine     what elementwise rules make of two tensors
     same        where two tensors hold one and the same element
     bounds      how large scores can be, with the weights
     carried     which outputs hand the past on
@@ -61,6 +62,7 @@ from causal_attn.verify.influence.rules import (  # noqa: F401  importing a modu
     scatter,
     shapes,
     softmax,
+    unary,
 )
 from causal_attn.verify.influence.selected import prove_selected
 

@@ -17,7 +17,7 @@ import numpy as np
 from causal_attn.verify.influence.bounds.mixing import score_size
 from causal_attn.verify.influence.bounds.step import Step
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, Mode, rule
-from causal_attn.verify.influence.rules.elementwise import add, multiply, opaque, select
+from causal_attn.verify.influence.rules.combine import add, multiply, opaque, select
 from causal_attn.verify.influence.rules.movement import (
     concat,
     insert_axes,

@@ -18,7 +18,7 @@ from causal_attn.verify.influence.rules.attention import (
     split_heads,
     written_mask,
 )
-from causal_attn.verify.influence.rules.elementwise import add, merge, opaque, select
+from causal_attn.verify.influence.rules.combine import add, merge, opaque, select
 from causal_attn.verify.influence.rules.movement import (
     concat,
     drop_axes,

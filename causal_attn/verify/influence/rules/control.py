@@ -6,7 +6,7 @@ import numpy as np
 
 from causal_attn.verify.influence.registry import Call, DataDependent, rule
 from causal_attn.verify.influence.rules.branches import equal_outputs
-from causal_attn.verify.influence.rules.elementwise import select
+from causal_attn.verify.influence.rules.combine import select
 from causal_attn.verify.influence.rules.movement import (
     concat,
     drop_axes,

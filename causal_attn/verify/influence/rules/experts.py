@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.rules.elementwise import opaque
+from causal_attn.verify.influence.rules.combine import opaque
 from causal_attn.verify.influence.rules.movement import reshape
 from causal_attn.verify.influence.rules.reductions import join_axes
 from causal_attn.verify.influence.tensor import Tensor, unknown

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.rules.elementwise import add, cast, opaque, subtract
+from causal_attn.verify.influence.rules.combine import add, cast, opaque, subtract
 from causal_attn.verify.influence.rules.movement import drop_axes, insert_axes, reshape, transpose
 from causal_attn.verify.influence.rules.reductions import join_axes
 from causal_attn.verify.influence.tensor import Array, Tensor, make, reduce_bits, unknown

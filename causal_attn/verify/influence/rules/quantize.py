@@ -13,7 +13,7 @@ import numpy as np
 from causal_attn.verify.influence.graph import numpy_dtype
 from causal_attn.verify.influence.origin import POSITIVE
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.rules.elementwise import (
+from causal_attn.verify.influence.rules.combine import (
     add,
     multiply,
     opaque,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from causal_attn.verify.influence.registry import MICROSOFT, Call, rule
-from causal_attn.verify.influence.rules.elementwise import opaque
+from causal_attn.verify.influence.rules.combine import opaque
 from causal_attn.verify.influence.rules.softmax import hidden_scores
 from causal_attn.verify.influence.tensor import (
     Array,

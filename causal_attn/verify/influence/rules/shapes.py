@@ -6,7 +6,7 @@ import numpy as np
 
 from causal_attn.verify.influence.graph import Stored, numpy_dtype
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, rule
-from causal_attn.verify.influence.rules.elementwise import opaque
+from causal_attn.verify.influence.rules.combine import opaque
 from causal_attn.verify.influence.tensor import Tensor, make
 
 __all__: list[str] = []

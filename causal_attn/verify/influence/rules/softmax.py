@@ -14,8 +14,9 @@ import math
 import numpy as np
 
 from causal_attn.verify.influence.registry import MICROSOFT, Call, DataDependent, Mode, rule
-from causal_attn.verify.influence.rules.elementwise import add, underflow
+from causal_attn.verify.influence.rules.combine import add
 from causal_attn.verify.influence.rules.movement import reshape
+from causal_attn.verify.influence.rules.unary import underflow
 from causal_attn.verify.influence.tensor import Array, Tensor, expand, make, reduce_bits
 
 __all__ = ["hidden_scores", "softmax"]
