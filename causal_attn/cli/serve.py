@@ -33,7 +33,7 @@ class LimitFlags:
     """What one request may ask for."""
 
     max_request_bytes: Annotated[int, typer.Option(help="Of one request.")] = 64 << 20
-    max_tokens: Annotated[int, typer.Option(help="Of one call with tensors.")] = 65_536
+    max_tokens: Annotated[int, typer.Option(help="Of a prompt or a call with tensors.")] = 65_536
     max_bytes: Annotated[int, typer.Option(help="Of its inputs and outputs.")] = 1 << 30
     max_new_tokens: Annotated[int, typer.Option(help="Of one answer.")] = 4_096
     max_running: Annotated[int, typer.Option(help="At a time, for each model.")] = 16

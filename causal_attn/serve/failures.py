@@ -88,7 +88,10 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, LostError):
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "lost")
     if isinstance(error, StoppedError):
-        words = "The request must end within the server's time for one, got stopped."
+        words = (
+            "The request must end within the server's time for one, got stopped. Ask for less, or "
+            "send it again later."
+        )
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE, words, "stopped")
     if isinstance(error, ClosedError):
         words = "The server is stopping. Send it to another one."

@@ -34,6 +34,7 @@ class LanguageModel(TensorModel):
             generator, max_running=limits.max_running, max_waiting=limits.max_waiting
         )
         self._most, self._seconds = limits.max_new_tokens, limits.seconds
+        self._longest = limits.max_tokens
 
     async def submit(
         self, prompt: str | Sequence[int], options: dict[str, Any]
@@ -45,7 +46,7 @@ class LanguageModel(TensorModel):
             options: Of `Generator.generate`.
 
         Raises:
-            UsageError: The prompt or an option is wrong.
+            UsageError: The prompt or an option is wrong, or the prompt is longer than it may be.
             ContextError: The prompt is longer than the context.
             BusyError: As many requests wait as may.
         """
@@ -62,6 +63,12 @@ class LanguageModel(TensorModel):
         def submitted() -> tuple[Stream, int]:
             text = self.generator.text
             ids = text.encode(prompt) if isinstance(prompt, str) and text is not None else prompt
+            # A prompt takes the square of its length, and everyone else waits meanwhile.
+            if len(ids) > self._longest:
+                raise RequestError(
+                    f"`prompt` must have at most {self._longest} tokens on this server, got "
+                    f"{len(ids)}."
+                )
             return self.engine.submit(ids, seconds=self._seconds, **given), len(ids)
 
         # A long prompt takes the tokenizer a while: not in the loop that serves everyone.

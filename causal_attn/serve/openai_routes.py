@@ -133,9 +133,12 @@ async def _events(
         if opening := written.opening():
             yield _event(opening)
         while token is not None:
-            if piece := written.piece(token):
-                yield _event(piece)
-            finished = token.finish is not None
+            # A client that reads as fast as the model writes gets one token at a time; where the
+            # model was faster, all there are go out as one.
+            tokens = [token, *stream.came()]
+            if pieces := [piece for one in tokens if (piece := written.piece(one))]:
+                yield b"".join(map(_event, pieces))
+            finished = tokens[-1].finish is not None
             token = None if finished else await _next(stream)
         if not finished:
             yield _event(written.full())

@@ -39,7 +39,7 @@ class Limits:
 
     Attributes:
         max_request_bytes: Of a body or a gRPC message.
-        max_tokens: Along the contract's dim of tokens, of a call with tensors.
+        max_tokens: Of a prompt; along the contract's dim of tokens, of a call with tensors.
         max_bytes: Of the inputs and outputs of a call with tensors, together.
         max_new_tokens: Of one answer of a language model.
         max_running: Calls, or answers of one language model, at a time.

@@ -54,6 +54,13 @@ class Stream:
         """Whether `cancel` was called."""
         return self._cancelled
 
+    def came(self) -> list[Token]:
+        """Tokens that wait to be taken, taken: none of them is given again."""
+        with self._changed:
+            tokens = list(self._came)
+            self._came.clear()
+        return tokens
+
     def put(self, token: Token) -> None:
         """The engine's side: one more came; the last one has `Token.finish`."""
         self._add(token, over=token.finish is not None)

@@ -68,6 +68,19 @@ def ids_of(stream: Stream) -> list[int]:
     return [token.id for token in stream]
 
 
+def test_tokens_that_came_are_given_once(generator: Generator) -> None:
+    with Engine(generator) as engine:
+        assert engine.open
+        stream = engine.submit([1, 2], max_new_tokens=9)
+        first = next(stream).id
+        while engine.counts.running:
+            time.sleep(0.001)
+        rest = [token.id for token in stream.came()]
+        assert [first, *rest] == greedy([1, 2], 9)
+        assert (stream.came(), list(stream)) == ([], [])
+    assert not engine.open
+
+
 def slow(generator: Generator, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     call = generator.decoder.call
 

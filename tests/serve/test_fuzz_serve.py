@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any
 
 import pytest
+from damaged_requests import Answer, Bad, judge, with_values_exchanged
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_serve"
-
-
-@pytest.fixture(scope="module")
-def fuzz() -> Any:
-    spec = spec_from_loader("fuzz_serve", SourceFileLoader("fuzz_serve", str(SCRIPT)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["fuzz_serve"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_nothing_is_wrong_with_some_hundred_requests() -> None:
@@ -53,17 +41,15 @@ def test_nothing_is_wrong_with_some_hundred_requests() -> None:
         ("200", "{}", False, None),
     ],
 )
-def test_the_script_can_tell(
-    fuzz: Any, status: str, said: str, refused: bool, wrong: str | None
-) -> None:
+def test_the_script_can_tell(status: str, said: str, refused: bool, wrong: str | None) -> None:
     if wrong is None:
-        fuzz.judge(fuzz.Answer(status, said), refused=refused)
+        judge(Answer(status, said), refused=refused)
         return
-    with pytest.raises(fuzz.Bad, match=wrong):
-        fuzz.judge(fuzz.Answer(status, said), refused=refused)
+    with pytest.raises(Bad, match=wrong):
+        judge(Answer(status, said), refused=refused)
 
 
-def test_a_seed_and_an_index_are_one_request(fuzz: Any) -> None:
+def test_a_seed_and_an_index_are_one_request() -> None:
     value = {"a": [1, {"b": 2}], "c": "d"}
-    made = [fuzz.with_values_exchanged(fuzz.random.Random("0:9"), value) for _ in range(2)]
+    made = [with_values_exchanged(random.Random("0:9"), value) for _ in range(2)]
     assert made[0] == made[1] != json.dumps(value).encode()

@@ -74,6 +74,9 @@ def test_tokens_limits_and_the_end(guarded: Server) -> None:
         with pytest.raises(APIStatusError, match="at most 4000 bytes") as caught:
             client.completions.create(model="letters", prompt="a" * 5000)
         assert caught.value.status_code == 413
+        with pytest.raises(APIStatusError, match="at most 40 tokens on this server") as caught:
+            client.completions.create(model="letters", prompt="a" * 41, max_tokens=1)
+        assert caught.value.status_code == 400
     _check_grpc(guarded)
     _check_bodies(guarded)
     _check_the_end(guarded)
