@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,12 @@ class Tab:
 
 
 @contextmanager
-def browsing(profile: Path) -> Iterator[Tab]:
-    """An empty tab of a browser of its own."""
+def browsing(profile: Path, flags: Sequence[str] = ("--disable-gpu",)) -> Iterator[Tab]:
+    """An empty tab of a browser of its own; `flags` say what it draws and computes with."""
     assert CHROMIUM is not None
     process = subprocess.Popen(
         [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            CHROMIUM, "--headless", "--no-sandbox", *flags, "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
         ],
