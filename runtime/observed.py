@@ -81,10 +81,12 @@ class ObservedSession(Session):
         binding.watched = partial(self._watched, feeds)
         return binding
 
-    def run_shared(self, values: Mapping[str, Any]) -> list[Any]:
+    def run_shared(
+        self, values: Mapping[str, Any], *, share: Mapping[str, str] | None = None
+    ) -> list[Any]:
         """As `Session.run_shared`."""
         with self._watched(values):
-            return super().run_shared(values)
+            return super().run_shared(values, share=share)
 
     @contextmanager
     def _watched(self, feeds: object) -> Iterator[None]:

@@ -366,9 +366,15 @@ def share(tensor: Any) -> Any:
 
 
 def run_shared(
-    engine: InferenceSession, outputs: Sequence[str], values: Mapping[str, Any], device: str
+    engine: InferenceSession,
+    outputs: Sequence[str],
+    values: Mapping[str, Any],
+    device: str,
+    into: Mapping[str, Any],
 ) -> list[Any]:
     """Run on `values`, made by `share`; the results are on `device`, ``cpu`` or ``cuda``.
+
+    Outputs that `into` names are written to the memory of its values.
 
     Raises:
         StoppedError: A `Cancellation` ended the run.
@@ -380,7 +386,10 @@ def run_shared(
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
-            binding.bind_output(name, device)
+            if name in into:
+                binding.bind_ortvalue_output(name, into[name])
+            else:
+                binding.bind_output(name, device)
         _run_binding(engine, binding)
         results: list[Any] = binding.get_outputs()
     except _RAISED as error:

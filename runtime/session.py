@@ -59,6 +59,7 @@ class Session:
         self._limits = limits
         self._feeds = FeedCheck(contract, limits)
         self._output_names = [tensor.name for tensor in contract.outputs]
+        self._in_place = {} if contract.cache is None else contract.cache.shared
         self._outputs = outputs_type(identifiers(self._output_names))
 
     def __call__(self, /, *arrays: NDArray[Any], **named: NDArray[Any]) -> Outputs:
@@ -160,7 +161,9 @@ class Session:
         """
         return share(tensor)
 
-    def run_shared(self, values: Mapping[str, Any]) -> list[Any]:
+    def run_shared(
+        self, values: Mapping[str, Any], *, share: Mapping[str, str] | None = None
+    ) -> list[Any]:
         """Run on memory that is shared, not copied, on the CPU or on the provider's GPU.
 
         ONNX Runtime checks dtypes, ranks and fixed sizes here; that dims of one name have one
@@ -168,14 +171,18 @@ class Session:
 
         Args:
             values: What `share` made, one for each input.
+            share: Outputs that are written into the memory of an input's value, out of what the
+                contract says is written in place: ``contract.cache.shared``.
 
         Returns:
             One ``onnxruntime.OrtValue`` for each output, in the order of the contract, on the
             provider's device. Each has DLPack's protocol: ``torch.from_dlpack(value)`` is a
-            tensor over the same memory, which lives as long as either.
+            tensor over the same memory, which lives as long as either; the memory of an input
+            lives as long as the value that was given.
 
         Raises:
-            InputError: An input is missing or unknown, or the call is larger than `load` allowed.
+            InputError: An input is missing or unknown, `share` pairs what the contract does not,
+                or the call is larger than `load` allowed.
             ClosedError: The session was closed.
             StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime refuses a value, or failed.
@@ -191,11 +198,22 @@ class Session:
                     f"`{name}` must be an onnxruntime.OrtValue, got {type(value).__name__}. Make "
                     "it with `share`."
                 )
+        shared = require_mapping("share", {} if share is None else share)
+        if crossed := {
+            output: source
+            for output, source in shared.items()
+            if not isinstance(source, str) or self._in_place.get(output) != source
+        }:
+            raise InputError(
+                f"`share` must be out of {self._in_place}, which the contract says is written in "
+                f"place, got {shown(crossed)}."
+            )
+        into = {output: values[source] for output, source in shared.items()}
         if self._limits is not None:
             shapes = {name: tuple(value.shape()) for name, value in values.items()}
             self._limits.check(shapes, named_sizes(self.contract, shapes))
         device = self.provider.memory
-        return run_shared(engine, self._output_names, values, device)
+        return run_shared(engine, self._output_names, values, device, into)
 
     def close(self) -> None:
         """Let go of the model. A second call does nothing."""

@@ -7,20 +7,19 @@
     row 1     e f g h i j k        1 1 1 1 1 1 1
 
 Rows join and leave between two steps. Then the past is laid out anew, as long as its longest row
-is now, in memory that starts as zeros: nothing of a row that left stays.
+is now, in memory that starts as zeros: nothing of a row that left stays. A cache of fixed capacity
+has each row's tokens at the beginning of its buffer, and the padding behind them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.runtime.generate.decoder import Decoder, Past
 from causal_attn.runtime.generate.decoding import Decoding
-from causal_attn.runtime.ort import value_of
 
 __all__ = ["Batch"]
 
@@ -53,18 +52,8 @@ class Batch:
         if not lengths:
             self._past, self._columns, self.lengths = {}, 0, []
             return
-        sources = [(self._decoder.arrays(self._past), row) for row in kept] if kept else []
-        sources += [(self._decoder.arrays(one.past), 0) for one in joined]
-        past = {}
-        for name, (like, axis) in sources[0][0].items():
-            shape = [len(lengths), *like.shape[1:]]
-            shape[axis] = columns
-            laid: NDArray[Any] = np.zeros(shape, like.dtype)
-            for index, ((arrays, row), length) in enumerate(zip(sources, lengths, strict=True)):
-                array = np.moveaxis(arrays[name][0][row], axis - 1, 0)
-                # The last columns are the row's own, whatever it was padded to before.
-                np.moveaxis(laid[index], axis - 1, 0)[columns - length :] = array[-length:]
-            past[name] = value_of(laid)
+        sources = [(self._past, row) for row in kept] + [(one.past, 0) for one in joined]
+        past = self._decoder.laid(sources, lengths)
         self._past, self._columns, self.lengths = past, columns, lengths
 
     def step(self, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -2,36 +2,36 @@
 
 The names are the ecosystem's (``input_ids``, ``attention_mask``, ``position_ids``, ``logits``),
 and the contract's cache says which output continues which input. Everything that generates goes
-through `Decoder.call`, one sequence or many::
+through `Decoder.call`, one sequence or many, whatever the cache is::
 
-                 attention_mask [batch, past + tokens]     1 where a column is a token
+                 mask [batch, past + tokens]               1 where a column is a token
                  ┌ past ────────────┬ tokens ┐
     sequence 0   │ 0  0  0  1  1  1 │ 1      │            padded on the left
     sequence 1   │ 1  1  1  1  1  1 │ 1      │
                  └──────────────────┴────────┘
     position_ids [batch, tokens]                           tokens before it in its own row: 3, 6
+
+What becomes of the mask is for `causal_attn.runtime.generate.cache` to say: it is that of a cache
+that grows; one of fixed capacity takes the number of tokens in each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_attn.errors import UsageError
-from causal_attn.package.cache_layout import CacheEntry, EntryKind
-from causal_attn.package.contract import Contract, TensorContract
+from causal_attn.package.contract import Contract
+from causal_attn.runtime.generate.cache import MASK, Past, cache_of, refused
 from causal_attn.runtime.ort import value_of
 from causal_attn.runtime.session import Session
 
 __all__ = ["Decoder", "Past"]
 
-_IDS, _MASK, _POSITIONS, _LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
-
-Past = Mapping[str, Any]
-"""Name of an input to the ``onnxruntime.OrtValue`` with what was kept of the calls before."""
+_IDS, _POSITIONS, _LOGITS = "input_ids", "position_ids", "logits"
 
 
 class _Called(NamedTuple):
@@ -45,21 +45,25 @@ class Decoder:
     """What generation needs of a session, for any number of sequences and of threads.
 
     Args:
-        session: Of a language model with a cache that grows, as `causal_attn.export.export`
-            writes it; it stays open for as long as this is used.
+        session: Of a language model with a cache that grows or one of fixed capacity, as
+            `causal_attn.export.export` writes it; it stays open for as long as this is used.
+        capacity: Most tokens of a sequence, >= 1; buffers of fixed capacity have so many slots
+            from the beginning. ``None``: any number, and buffers become larger as tokens come.
 
     Attributes:
         session: As given.
         last_only: Whether a call gives logits of its last token alone.
         vocabulary: Logits of one token.
-        longest: Most tokens that the contract allows a sequence to have; ``None``: any number.
+        longest: Most tokens that the contract and `capacity` allow a sequence to have; ``None``:
+            any number.
         most: Most sequences that the contract allows a call to have; ``None``: any number.
 
     Raises:
-        UsageError: The session's model is not such a one; the message says what is missing.
+        UsageError: The session's model is not such a one, and the message says what is missing;
+            or `capacity` is no such number.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, capacity: int | None = None) -> None:
         if not isinstance(session, Session):
             raise UsageError(f"`session` must be what `load` gave, got {type(session).__name__}.")
         self.session = session
@@ -69,38 +73,38 @@ class Decoder:
         logits = outputs.get(_LOGITS)
         ids = inputs.get(_IDS)
         if ids is None or logits is None or len(ids.dims) != 2 or len(logits.dims) != 3:
-            raise _refused(
+            raise refused(
                 f"inputs `{_IDS}` [batch, tokens] and outputs `{_LOGITS}` [batch, tokens, "
                 f"vocabulary], got {_listed(contract)}"
             )
-        if contract.cache is None:
-            raise _refused("a cache in its contract, got none")
-        entries = contract.cache.entries
-        if other := [entry for entry in entries if entry.kind is not EntryKind.GROWING]:
-            raise _refused(f"a cache that grows, got {other[0].input!r} of kind {other[0].kind}")
-        known = {_IDS, _MASK, _POSITIONS, *(entry.input for entry in entries)}
+        if capacity is not None and (type(capacity) is not int or capacity < 1):
+            raise UsageError(f"`capacity` must be an integer >= 1 or None, got {capacity!r}.")
+        layout = contract.cache
+        slots = None if layout is None else layout.capacity
+        ends = [capacity, *(_most(contract, dim) for dim in (contract.tokens, slots))]
+        self.longest = min((end for end in ends if end is not None), default=None)
+        if capacity is not None:
+            capacity = self.longest
+        self._cache = cache_of(contract, session.provider, capacity=capacity, longest=self.longest)
+        assert layout is not None  # `cache_of` refuses a model without
+        past = {entry.input for entry in layout.entries}
+        known = {_IDS, MASK, _POSITIONS, *past, *({layout.lengths} - {None})}
         if unknown := sorted(inputs.keys() - known):
-            raise _refused(f"no inputs besides {sorted(known)}, got {unknown}")
-        self._masked, self._positioned = _MASK in inputs, _POSITIONS in inputs
-        self._entries = entries
-        self._empty = {entry.input: _empty(inputs[entry.input], entry, ids) for entry in entries}
-        self._next = {entry.output: entry.input for entry in entries}
+            raise refused(f"no inputs besides {sorted(known, key=str)}, got {unknown}")
+        self._masked, self._positioned = MASK in inputs, _POSITIONS in inputs
+        self._next = {output: name for name, output in layout.pairs.items()}
         self._logits = [tensor.name for tensor in contract.outputs].index(_LOGITS)
         self._outputs = [tensor.name for tensor in contract.outputs]
         self.last_only = logits.dims[1] == 1
         if not isinstance(logits.dims[2], int):
-            raise _refused(f"a fixed vocabulary, got {logits.dims[2]!r}")
+            raise refused(f"a fixed vocabulary, got {logits.dims[2]!r}")
         self.vocabulary = logits.dims[2]
-        self.longest = contract.bounds.get(contract.tokens, (1, None))[1]
         batch = ids.dims[0]
-        self.most = batch if isinstance(batch, int) else contract.bounds.get(batch, (1, None))[1]
+        self.most = batch if isinstance(batch, int) else _most(contract, batch)
 
     def nothing(self, batch: int) -> Past:
         """The past of the first call of `batch` sequences: no tokens."""
-        return {
-            name: value_of(np.zeros((batch, *shape), dtype))
-            for name, (shape, dtype) in self._empty.items()
-        }
+        return self._cache.nothing(batch)
 
     def call(self, ids: NDArray[np.int64], mask: NDArray[np.int64], past: Past) -> _Called:
         """Run the model on new tokens behind `past`.
@@ -108,7 +112,8 @@ class Decoder:
         Args:
             ids: ``[batch, tokens]``.
             mask: ``[batch, past + tokens]``, 1 for tokens and 0 for padding.
-            past: What the call before returned, or `nothing`. It may be used again.
+            past: What the call before returned, or `nothing`. After a call that fails it may be
+                used again; after another, only what `copied` made of it before.
 
         Raises:
             InputError: A call is larger than `load` allowed.
@@ -116,15 +121,20 @@ class Decoder:
             StoppedError: A `Cancellation` ended the call.
             EngineError: ONNX Runtime failed.
         """
-        values = {_IDS: value_of(np.ascontiguousarray(ids)), **past}
-        if self._masked:
-            values[_MASK] = value_of(np.ascontiguousarray(mask))
+        new = ids.shape[1]
+        past = self._cache.with_room(past, mask, new)
+        arrays = {_IDS: ids, **self._cache.inputs(past, mask, new)}
+        if not self._masked:
+            del arrays[MASK]
         if self._positioned:
             counted = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-            values[_POSITIONS] = value_of(np.ascontiguousarray(counted[:, -ids.shape[1] :]))
-        results = self.session.run_shared(values)
+            arrays[_POSITIONS] = counted[:, -new:]
+        values = {name: value_of(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        share = self._cache.share
+        results = self.session.run_shared({**values, **past}, share=share)
         kept = {
-            self._next[name]: value
+            # The value that went in: one that comes out does not hold the memory it shares.
+            self._next[name]: past[share[name]] if name in share else value
             for name, value in zip(self._outputs, results, strict=True)
             if name in self._next
         }
@@ -132,48 +142,28 @@ class Decoder:
         return _Called(logits, kept)
 
     def rewound(self, past: Past, tokens: int) -> Past:
-        """The first `tokens` of `past`, copied: ``[…, :tokens, …]`` of every entry."""
-        return self._each(past, lambda array, axis: _first(array, axis, tokens))
+        """The first `tokens` of `past`, of one sequence, copied."""
+        return self._cache.rewound(past, tokens)
 
-    def arrays(self, past: Past) -> dict[str, tuple[NDArray[Any], int]]:
-        """Every entry of `past` as an array, which may be a view, and its axis of tokens."""
-        return {entry.input: (past[entry.input].numpy(), _axis(entry)) for entry in self._entries}
+    def copied(self, past: Past, tokens: int) -> Past:
+        """`past`, of one sequence with so many `tokens`, for calls that go another way."""
+        return self._cache.copied(past, tokens)
 
-    def _each(self, past: Past, change: Any) -> Past:
-        return {
-            name: value_of(np.ascontiguousarray(change(array, axis)))
-            for name, (array, axis) in self.arrays(past).items()
-        }
+    def laid(self, sources: Sequence[tuple[Past, int]], lengths: Sequence[int]) -> Past:
+        """Rows of several pasts in one, copied.
 
+        Args:
+            sources: At least one past, and the row of it.
+            lengths: Tokens of each.
 
-def _first(array: NDArray[Any], axis: int, tokens: int) -> NDArray[Any]:
-    taken: NDArray[Any] = array[(slice(None),) * axis + (slice(tokens),)]
-    # A view would keep the memory of what was cut off, which the value would hold.
-    return taken.copy()
-
-
-def _axis(entry: CacheEntry) -> int:
-    assert entry.axis is not None  # a contract refuses a growing entry without one
-    return entry.axis
+        Returns:
+            For `call`, with a mask whose rows begin with padding up to the longest.
+        """
+        return self._cache.laid(sources, lengths)
 
 
-def _empty(
-    tensor: TensorContract, entry: CacheEntry, ids: TensorContract
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape of no tokens, without the batch in front, and the dtype."""
-    if tensor.dims[0] != ids.dims[0] or entry.axis == 0:
-        raise _refused(f"sequences along dim 0 of `{tensor.name}`, got {list(tensor.dims)}")
-    shape = [0 if axis == entry.axis else dim for axis, dim in enumerate(tensor.dims)][1:]
-    if named := [dim for dim in shape if isinstance(dim, str)]:
-        raise _refused(f"no dims besides batch and past in `{tensor.name}`, got {named}")
-    return tuple(int(dim) for dim in shape), np.dtype(tensor.dtype)
-
-
-def _refused(what: str) -> UsageError:
-    return UsageError(
-        f"`session` must be of a language model with {what}. Export one with "
-        "`causal-attn export FOLDER -o OUT`."
-    )
+def _most(contract: Contract, dim: str | None) -> int | None:
+    return None if dim is None else contract.bounds.get(dim, (1, None))[1]
 
 
 def _listed(contract: Contract) -> str:

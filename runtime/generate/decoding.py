@@ -93,9 +93,10 @@ class Decoding:
             self._past = self.decoder.rewound(self._past, kept)
 
     def copy(self) -> Decoding:
-        """Another sequence with the same tokens; what the model keeps of them is shared."""
+        """Another sequence with the same tokens, which goes its own way."""
         twin = Decoding(self.decoder, context=self._context)
-        twin.tokens, twin._past = self.tokens, self._past
+        twin.tokens = self.tokens
+        twin._past = self.decoder.copied(self._past, len(self.tokens))
         return twin
 
     @property

@@ -34,27 +34,42 @@ class Generator:
         session: Of the model.
         text: Its tokenizer; ``None``: only tokens go in and come out.
         defaults: What is done where a call does not say otherwise.
+        capacity: Most tokens of prompt and answer, >= 1: a sequence that needs more ends with
+            `ContextError`. A cache of fixed capacity takes its memory for so many when a
+            sequence begins. ``None``: as many as the model allows, and such a cache becomes
+            larger as tokens come.
 
     Raises:
-        UsageError: The session is not of a language model.
+        UsageError: The session is not of a language model, or `capacity` is no such number.
     """
 
     def __init__(
-        self, session: Session, *, text: Text | None = None, defaults: Defaults | None = None
+        self,
+        session: Session,
+        *,
+        text: Text | None = None,
+        defaults: Defaults | None = None,
+        capacity: int | None = None,
     ) -> None:
-        self.decoder = Decoder(session)
+        self.decoder = Decoder(session, capacity=capacity)
         self.text = text
         self.defaults = Defaults() if defaults is None else defaults
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], provider: str = "cpu", **options: Any
+        cls,
+        path: str | os.PathLike[str],
+        provider: str = "cpu",
+        *,
+        capacity: int | None = None,
+        **options: Any,
     ) -> Generator:
         """Load a package with the tokenizer and the defaults that lie in it.
 
         Args:
             path: The package's folder.
             provider: As in `causal_attn.runtime.load`.
+            capacity: As of `Generator`.
             options: The other arguments of `causal_attn.runtime.load`.
 
         Raises:
@@ -66,7 +81,8 @@ class Generator:
         try:
             variant = read_package(path).select(require_provider(provider), *names.values())
             folder = variant.directory
-            return cls(session, text=Text.read(folder), defaults=Defaults.read(folder))
+            text, defaults = Text.read(folder), Defaults.read(folder)
+            return cls(session, text=text, defaults=defaults, capacity=capacity)
         except BaseException:
             session.close()
             raise

@@ -20,14 +20,15 @@ from causal_attn.errors import (
     UsageError,
 )
 from causal_attn.runtime import Cancellation, load
-from causal_attn.runtime.generate import Decoding, Generator, Sampling, decoding
+from causal_attn.runtime.generate import Decoding, Generator, Sampling, cache, decoding
+from causal_attn.runtime.ort import value_of
 
 PROMPT = [3, 17, 9, 4]
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_decoder(tmp_path_factory.mktemp("toy") / "package")
+@pytest.fixture(scope="module", params=[False, True], ids=["growing", "fixed"])
+def package(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_decoder(tmp_path_factory.mktemp("toy") / "package", fixed=request.param)
 
 
 @pytest.fixture
@@ -139,6 +140,95 @@ def test_a_full_context_says_what_came(tmp_path: Path) -> None:
         assert caught.value.tokens == (*PROMPT, *found)
         with pytest.raises(ContextError):
             list(generator.generate(PROMPT * 3))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_capacity_is_the_end_of_every_sequence(tmp_path: Path, fixed: bool) -> None:
+    package = write_decoder(tmp_path / "package", fixed=fixed)
+    with Generator.open(package, capacity=9) as generator:
+        found: list[int] = []
+        with pytest.raises(ContextError, match="at most 9 tokens") as caught:
+            found.extend(token.id for token in generator.generate(PROMPT))
+        assert found == greedy(PROMPT, 6)
+        assert caught.value.tokens == (*PROMPT, *found)
+    for wrong in (0, True, 2.0):
+        with pytest.raises(UsageError, match="`capacity` must be an integer >= 1"):
+            Generator.open(package, capacity=wrong)  # type: ignore[arg-type]
+
+
+class TestFixedCache:
+    """Buffers that are written in place."""
+
+    NAME = "past_key_values.0.key"
+
+    @pytest.fixture
+    def generator(self, tmp_path: Path) -> Iterator[Generator]:
+        with Generator.open(write_decoder(tmp_path / "package", fixed=True)) as opened:
+            yield opened
+
+    def test_a_call_writes_behind_the_tokens_of_before(self, generator: Generator) -> None:
+        sequence = generator.start()
+        sequence.feed(PROMPT)
+        buffer = sequence.past[self.NAME]
+        before = buffer.numpy().copy()
+        sequence.feed([5])
+        assert sequence.past[self.NAME].data_ptr() == buffer.data_ptr()
+        changed = (buffer.numpy() != before).any(-1)[0, 0]
+        assert changed.nonzero()[0].tolist() == [len(PROMPT)]
+
+    def test_buffers_become_larger(
+        self, generator: Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cache, "_LEAST", 2)
+        sequence = generator.start()
+        ids, sizes = list(PROMPT), set()
+        logits = sequence.feed(ids)
+        for _ in range(30):
+            ids.append(int(logits.argmax()))
+            logits = sequence.feed(ids[-1:])
+            sizes.add(sequence.past[self.NAME].shape()[2])
+        assert ids == [*PROMPT, *greedy(PROMPT, 30)]
+        assert len(sizes) > 3
+
+    def test_a_capacity_is_taken_at_once(self, generator: Generator) -> None:
+        twin = Generator(generator.decoder.session, capacity=50)
+        sequence = twin.start()
+        assert sequence.past[self.NAME].shape() == [1, 1, 50, 8]
+        pointer = sequence.past[self.NAME].data_ptr()
+        sequence.feed(PROMPT)
+        sequence.feed([1] * 46)
+        assert sequence.past[self.NAME].data_ptr() == pointer
+        with pytest.raises(ContextError):
+            sequence.feed([1])
+
+    def test_a_copy_goes_its_own_way(self, generator: Generator) -> None:
+        sequence = generator.start()
+        sequence.feed(PROMPT)
+        twin = sequence.copy()
+        for one, new in ((sequence, 5), (twin, 6), (sequence, 7), (twin, 8)):
+            found = one.feed([new])
+            np.testing.assert_allclose(found, logits_of(one.tokens)[-1], atol=1e-4)
+
+    def test_what_is_taken_back_leaves_nothing(self, generator: Generator) -> None:
+        sequence = generator.start()
+        sequence.feed(PROMPT)
+        sequence.feed([5, 6])
+        held = sequence.past[self.NAME].numpy().copy()
+        held[:, :, len(PROMPT) :] = np.nan
+        sequence._past = {self.NAME: value_of(held)}
+        sequence.rewind(2)
+        np.testing.assert_allclose(sequence.feed([8]), logits_of([*PROMPT, 8])[-1], atol=1e-4)
+
+    def test_nothing_else_is_written_over(self, generator: Generator) -> None:
+        session = generator.decoder.session
+        past = dict(generator.decoder.nothing(1))
+        rest = {
+            tensor.name: value_of(np.zeros((1, 1), np.int64))
+            for tensor in session.contract.inputs
+            if tensor.name not in past
+        }
+        with pytest.raises(InputError, match="`share` must be out of"):
+            session.run_shared({**past, **rest}, share={"logits": self.NAME})
 
 
 def test_one_seed_is_one_answer(generator: Generator) -> None:

@@ -22,6 +22,7 @@ import pytest
 from causal_attn import runtime
 from causal_attn.errors import CausalAttnError, InputError, UsageError
 from causal_attn.runtime import Batcher, Binding, Cancellation, Session, load
+from causal_attn.runtime.ort import value_of
 
 Q = np.ones((1, 1, 3, 2), np.float32)
 FEEDS = {"q": Q, "k": Q, "v": Q}
@@ -104,6 +105,7 @@ def arguments(call: Callable[..., Any], path: Path) -> Iterator[tuple[list[Any],
     right: dict[str, Any] = {
         "path": path,
         "feeds": FEEDS,
+        "values": {name: value_of(array) for name, array in FEEDS.items()},
         "name": "output",
         "provider": "cpu",
         "seconds": 1,

@@ -24,6 +24,35 @@ __all__ = ["VOCABULARY", "decoder_bytes", "logits_of", "write_decoder"]
 
 VOCABULARY, WIDTH = 23, 8
 
+_APPENDED = (
+    Node("Concat", ["past_key_values.0.key", "new4"], ["present.0.key"], attributes={"axis": 2}),
+    Node("Shape", ["past_key_values.0.key"], ["past1"], attributes={"start": 2, "end": 3}),
+    Node("Shape", ["present.0.key"], ["end1"], attributes={"start": 2, "end": 3}),
+    Node("Squeeze", ["past1"], ["past0"]),
+    Node("Squeeze", ["end1"], ["end0"]),
+    Node("Range", ["past0", "end0", "one"], ["slots"]),
+    Node("Unsqueeze", ["slots", "last"], ["rows"]),
+)
+"""Behind the past; ``rows [tokens, 1]`` are the columns in which the new tokens stand."""
+
+_WRITTEN = (
+    Node("Shape", ["input_ids"], ["batch1"], attributes={"start": 0, "end": 1}),
+    Node("Shape", ["input_ids"], ["tokens1"], attributes={"start": 1, "end": 2}),
+    Node("Squeeze", ["batch1"], ["batch0"]),
+    Node("Squeeze", ["tokens1"], ["tokens0"]),
+    Node("Range", ["zero", "batch0", "one"], ["sequences"]),
+    Node("Range", ["zero", "tokens0", "one"], ["places0"]),
+    Node("Unsqueeze", ["past_lengths", "axis1"], ["lengths"]),
+    Node("Add", ["lengths", "places0"], ["slots"]),
+    Node("Unsqueeze", ["slots", "axes13"], ["rows"]),
+    Node("Mul", ["rows", "zero"], ["nowhere"]),
+    Node("Unsqueeze", ["sequences", "axes123"], ["sequences4"]),
+    Node("Add", ["nowhere", "sequences4"], ["which"]),
+    Node("Concat", ["which", "nowhere", "rows"], ["indices"], attributes={"axis": 3}),
+    Node("ScatterND", ["past_key_values.0.key", "indices", "new4"], ["present.0.key"]),
+)
+"""Behind the tokens of each sequence; ``rows [batch, 1, tokens, 1]`` are their slots."""
+
 _random = np.random.default_rng(7)
 _TABLE = _random.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
 _HEAD = _random.standard_normal((WIDTH, VOCABULARY)).astype(np.float32)
@@ -31,19 +60,28 @@ _HEAD = _random.standard_normal((WIDTH, VOCABULARY)).astype(np.float32)
 _TOTAL = "past_tokens + tokens"
 _PAST = ("batch", 1, "past_tokens", WIDTH)
 _PRESENT = ("batch", 1, _TOTAL, WIDTH)
+_BUFFER = ("batch", 1, "capacity", WIDTH)
 
 
-def decoder_bytes(*, last: bool = False, attentions: bool = False) -> bytes:
-    """The model; with `last`, logits of the last token alone; with `attentions`, its weights."""
+def decoder_bytes(*, last: bool = False, attentions: bool = False, fixed: bool = False) -> bytes:
+    """The model.
+
+    Args:
+        last: Logits of the last token alone.
+        attentions: With its weights.
+        fixed: With a cache of fixed capacity, which is written in place.
+    """
+    slots = "capacity" if fixed else "total"
     inputs = [
         Tensor("input_ids", ("batch", "tokens"), "int64"),
-        Tensor("attention_mask", ("batch", "total"), "int64"),
+        Tensor("attention_mask", ("batch", slots), "int64"),
         Tensor("position_ids", ("batch", "tokens"), "int64"),
-        Tensor("past_key_values.0.key", _PAST),
+        *([Tensor("past_lengths", ("batch",), "int64")] if fixed else []),
+        Tensor("past_key_values.0.key", _BUFFER if fixed else _PAST),
     ]
     outputs = [
         Tensor("logits", ("batch", 1 if last else "tokens", VOCABULARY)),
-        Tensor("present.0.key", ("batch", 1, "total", WIDTH)),
+        Tensor("present.0.key", ("batch", 1, slots, WIDTH)),
         *([Tensor("attentions.0", ("batch", 1, "tokens", "total"))] if attentions else []),
     ]
     weights = "attentions.0" if attentions else "weights"
@@ -56,18 +94,13 @@ def decoder_bytes(*, last: bool = False, attentions: bool = False) -> bytes:
         Node("Sin", ["angles"], ["shift"]),
         Node("Add", ["embedded", "shift"], ["new"]),
         Node("Unsqueeze", ["new", "axis1"], ["new4"]),
-        Node("Concat", ["past_key_values.0.key", "new4"], ["present.0.key"],
-             attributes={"axis": 2}),
+        *(_WRITTEN if fixed else _APPENDED),
         Node("Transpose", ["present.0.key"], ["keys"], attributes={"perm": [0, 1, 3, 2]}),
         Node("MatMul", ["new4", "keys"], ["scores"]),
-        Node("Shape", ["past_key_values.0.key"], ["past1"], attributes={"start": 2, "end": 3}),
         Node("Shape", ["present.0.key"], ["total1"], attributes={"start": 2, "end": 3}),
-        Node("Squeeze", ["past1"], ["past0"]),
         Node("Squeeze", ["total1"], ["total0"]),
-        Node("Range", ["past0", "total0", "one"], ["rows"]),
         Node("Range", ["zero", "total0", "one"], ["columns"]),
-        Node("Unsqueeze", ["rows", "last"], ["rows2"]),
-        Node("LessOrEqual", ["columns", "rows2"], ["causal"]),
+        Node("LessOrEqual", ["columns", "rows"], ["causal"]),
         Node("Cast", ["attention_mask"], ["real"], attributes={"to": 9}),
         Node("Unsqueeze", ["real", "axes12"], ["real4"]),
         Node("And", ["causal", "real4"], ["visible"]),
@@ -86,6 +119,8 @@ def decoder_bytes(*, last: bool = False, attentions: bool = False) -> bytes:
         "zero": np.array(0),
         "one": np.array(1),
         "last": np.array([-1]),
+        "axes13": np.array([1, 3]),
+        "axes123": np.array([1, 2, 3]),
         "axis1": np.array([1]),
         "axis2": np.array([2]),
         "axes12": np.array([1, 2]),
@@ -111,19 +146,21 @@ def write_decoder(
     *,
     last: bool = False,
     attentions: bool = False,
+    fixed: bool = False,
     files: Mapping[str, Any] | None = None,
 ) -> Path:
     """A package of it, with `files` of JSON beside the model."""
     contract = contract_of(
         {
             "input_ids": ("int64", ("batch", "tokens")),
-            "attention_mask": ("int64", ("batch", _TOTAL)),
+            "attention_mask": ("int64", ("batch", "capacity" if fixed else _TOTAL)),
             "position_ids": ("int64", ("batch", "tokens")),
-            "past_key_values.0.key": ("float32", _PAST),
+            **({"past_lengths": ("int64", ("batch",))} if fixed else {}),
+            "past_key_values.0.key": ("float32", _BUFFER if fixed else _PAST),
         },
         {
             "logits": ("float32", ("batch", 1 if last else "tokens", VOCABULARY)),
-            "present.0.key": ("float32", _PRESENT),
+            "present.0.key": ("float32", _BUFFER if fixed else _PRESENT),
             **(
                 {"attentions.0": ("float32", ("batch", 1, "tokens", _TOTAL))} if attentions else {}
             ),
@@ -133,15 +170,21 @@ def write_decoder(
                 CacheEntry(
                     input="past_key_values.0.key",
                     output="present.0.key",
-                    kind=EntryKind.GROWING,
+                    kind=EntryKind.FIXED if fixed else EntryKind.GROWING,
                     axis=2,
                 ),
-            )
+            ),
+            lengths="past_lengths" if fixed else None,
+            capacity="capacity" if fixed else None,
+            in_place=fixed,
+            finite=fixed,
         ),
     )
     folder = root / "toy" / "cpu"
     folder.mkdir(parents=True)
-    (folder / "model.onnx").write_bytes(decoder_bytes(last=last, attentions=attentions))
+    (folder / "model.onnx").write_bytes(
+        decoder_bytes(last=last, attentions=attentions, fixed=fixed)
+    )
     (folder / "contract.json").write_text(contract.to_json())
     certificate = passed_certificate(model_digest(folder / "model.onnx"))
     (folder / "certificate.json").write_text(certificate.to_json())

@@ -15,6 +15,7 @@ from causal_attn.export import export
 from causal_attn.package.cache_layout import EntryKind
 from causal_attn.package.certificate import Verdict
 from causal_attn.runtime import load
+from causal_attn.runtime.generate import Generator
 
 LENGTHS = (1, 2, 7, 33)
 PROMPT = [3, 17, 42, 9]
@@ -44,7 +45,11 @@ def test_a_family_exports_and_generates_in_place(tmp_path: Path, family: str) ->
             eos_token_id=None,
             pad_token_id=0,
         )
-    assert _in_place(path, 12) == generated[0, len(PROMPT) :].tolist()
+    wanted_tokens = generated[0, len(PROMPT) :].tolist()
+    assert _in_place(path, 12) == wanted_tokens
+    with Generator.open(path) as generator:
+        tokens = generator.generate(PROMPT, max_new_tokens=12, ends=())
+        assert [token.id for token in tokens] == wanted_tokens
 
 
 def _in_place(path: Path, count: int) -> list[int]:
