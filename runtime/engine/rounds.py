@@ -68,6 +68,8 @@ class Rounds:
             for work in self._rows:
                 # Each waits in a thread of its own, which writes its own traceback into it.
                 work.end(_alike(error))
+        if not any(not work.over for work in self._rows):
+            # Nobody may ask again for hours, and until then memory is not kept for the last rows.
             self._batch, self._rows = Batch(self._decoder), []
 
     def _feed_prompt(self) -> list[tuple[Work, Decoding]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +37,7 @@ from causal_attn.runtime.engine.rounds import Rounds
 from causal_attn.runtime.engine.work import Tally, Work
 from causal_attn.runtime.generate import Decoding, Generator
 from causal_attn.runtime.generate.answer import Answer
-from causal_attn.runtime.ort import value_of
+from causal_attn.runtime.ort import OrtValue, value_of
 
 CONTEXT = 40
 
@@ -209,6 +211,37 @@ def test_in_a_batch_of_one_size_neighbours_do_not_change_a_bit(generator: Genera
         return batch.step([5, 6])[0].copy()
 
     np.testing.assert_array_equal(logits([2, 7, 1, 8]), logits([9, 9, 9, 9]))
+
+
+def test_requests_leave_nothing_behind(generator: Generator) -> None:
+    """Of 400 requests, 40 of them cancelled: objects and buffers are as many as before."""
+
+    def ask(engine: Engine, numbers: range) -> None:
+        for first in numbers[::10]:
+            prompts = [
+                [n % VOCABULARY, n // VOCABULARY, 1, 2, 3] for n in range(first, first + 10)
+            ]
+            streams = [engine.submit(prompt, max_new_tokens=6) for prompt in prompts]
+            next(streams[first % 7])
+            streams[first % 7].cancel()
+            for stream in streams:
+                list(stream)
+        while engine.counts.running:
+            time.sleep(0.001)
+
+    def left() -> Counter[str]:
+        gc.collect()
+        kinds = (Stream, Work, Decoding, OrtValue)
+        return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)
+
+    elsewhere = left()
+    with Engine(generator, prefix_tokens=50) as engine:
+        ask(engine, range(100))
+        before = left()
+        ask(engine, range(100, 400))
+        assert left() == before
+        # Ten prompts are kept for those that begin alike; nothing else is.
+        assert before - elsewhere == {"Decoding": 10, "OrtValue": 10}
 
 
 def test_an_equal_beginning_is_not_computed_again(generator: Generator) -> None:
