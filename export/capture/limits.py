@@ -3,7 +3,8 @@
 torch.export refuses a dim that the code does not take at every size and says which sizes it takes.
 Where the target itself, in eager torch, raises for a size beyond, the bound belongs to the target,
 and it is traced again with it. Where the target goes on there, it goes another way than the trace:
-that is refused, with the dims to write if those sizes alone are meant.
+that is refused, with the dims to write if those sizes alone are meant. A table that longer calls
+make larger ends, for a graph, where it ended when it was given.
 
 An embedding of positions is looked up without a word about the rows it has; they are counted here.
 """
@@ -15,14 +16,15 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 
 import torch
-from torch import SymInt
+from torch import SymInt, Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from causal_attn.errors import InputError
 from causal_attn.export.capture.of_sizes import OfSizes
 from causal_attn.export.dims import Limits, bounded
-from causal_attn.export.one_run import run_once
+from causal_attn.export.eager import as_written
+from causal_attn.export.one_run import evaluating, run_once, unchanged
 from causal_attn.export.target import Target, resized, size_of
 
 __all__ = ["advised_dims", "table_end", "with_limits"]
@@ -127,10 +129,10 @@ def _asked(text: str) -> dict[str, Limits]:
 
 
 def _is_own(target: Target, dim: str, limits: Limits) -> bool:
-    """Whether the target raises for every size just outside `limits`."""
+    """Whether the target raises for every size just outside `limits`, or enlarges its tables."""
     beyond = [limits.low - 1] if limits.low > 1 else []
     beyond += [limits.high + 1] if limits.high is not None else []
-    return all(_raises(target, dim, size) for size in beyond)
+    return all(_raises(target, dim, size) or _grows(target, dim, size) for size in beyond)
 
 
 def _raises(target: Target, dim: str, size: int) -> bool:
@@ -139,6 +141,27 @@ def _raises(target: Target, dim: str, size: int) -> bool:
     except InputError:
         return True
     return False
+
+
+def _grows(target: Target, dim: str, size: int) -> bool:
+    """Whether a call with `dim` of `size` leaves a buffer or tensor larger than it was."""
+    module = target.module
+    inputs = target.arguments(resized(target, dim, size))
+    before = _elements(module)
+    with evaluating(module), unchanged(module), torch.no_grad(), as_written():
+        module(**inputs)
+        after = _elements(module)
+    return any(after.get(name, 0) > held for name, held in before.items())
+
+
+def _elements(module: nn.Module) -> dict[str, int]:
+    """How many there are in every tensor that `module` holds and does not learn."""
+    return {
+        f"{path}.{name}": value.numel()
+        for path, child in module.named_modules()
+        for name, value in {**vars(child), **dict(child.named_buffers(recurse=False))}.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _without(target: Target, dims: Set[str]) -> dict[str, dict[int, str]]:

@@ -23,7 +23,9 @@ from causal_attn.export.capture.fixed_lengths import noting_fixed_lengths
 from causal_attn.export.capture.flex_attention import flex_as_masks
 from causal_attn.export.capture.hashed_sizes import hashed_sizes
 from causal_attn.export.capture.limits import advised_dims, table_end, with_limits
+from causal_attn.export.capture.made_buffers import made_buffers
 from causal_attn.export.capture.mask_indices import TrianglesAsMasks, index_by_masks
+from causal_attn.export.capture.plain_data import DataAsDetached
 from causal_attn.export.capture.regions import inline_regions
 from causal_attn.export.capture.sdpa import SDPA, rewrite_sdpa
 from causal_attn.export.capture.symbolic_len import symbolic_len
@@ -130,6 +132,8 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         symbolic_len(),
         hashed_sizes(),
         WholeSteps(),
+        DataAsDetached(),
+        made_buffers(target.module),
         # What torch.compile hands over is source already.
         contextlib.nullcontext() if target.guarded else as_written(),
         flex_as_masks(),

@@ -93,7 +93,10 @@ class _Pairs:
     def rewrite(self) -> None:
         replaced: list[Node] = []
         for node in list(self.graph.nodes):
-            touched = _is_complex(node) or any(map(_is_complex, node.all_input_nodes))
+            # A stored tensor is real by now and has a pair all the same.
+            touched = _is_complex(node) or any(
+                _is_complex(given) or given in self.pairs for given in node.all_input_nodes
+            )
             if node.op == "placeholder" and touched:
                 self._store(node)
             elif node.op == "output" and touched:
@@ -102,6 +105,10 @@ class _Pairs:
                     "torch.view_as_real of them."
                 )
             elif node.op == "call_function" and touched:
+                if node.target is _aten._assert_tensor_metadata.default:
+                    # That its input is complex, as it was while tracing.
+                    self.graph.erase_node(node)
+                    continue
                 with self.graph.inserting_before(node):
                     self._replace(node)
                 replaced.append(node)
@@ -139,6 +146,7 @@ class _Pairs:
     def _replace(self, node: Node) -> None:
         rule = self.rules.get(node.target)
         arguments, named = node.args, node.kwargs
+        made: Any
         if rule is not None:
             made = rule(*arguments, **named)
         elif node.target in _PARTWISE:

@@ -37,7 +37,10 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[1]
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        turned = torch.view_as_real(pairs * self.table[:tokens].unsqueeze(0)).flatten(2)
+        # torch.export keeps what the table's dtype is beside the conversion.
+        table = self.table.to(x.device)
+        turned = torch.view_as_real(pairs * table[:tokens].unsqueeze(0)).flatten(2)
+        turned = turned + torch.view_as_real(self.table).mean()
         scores = turned @ turned.transpose(1, 2)
         scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1) == 1, -torch.inf)
         return scores.softmax(-1) @ x

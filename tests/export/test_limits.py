@@ -22,6 +22,7 @@ LENGTHS = (1, 2, 5, 33)
 class Module(nn.Module):
     """Something with a limit of its own, `kind`, in front of a running mean."""
 
+    grown: Tensor
     lower: Tensor
     turns: Tensor
 
@@ -30,6 +31,7 @@ class Module(nn.Module):
         torch.manual_seed(0)
         self.kind = kind
         self.table = nn.Parameter(torch.randn(1, END, WIDTH))
+        self.register_buffer("grown", torch.randn(1, END, WIDTH))
         self.places = nn.Embedding(END + 2, WIDTH)
         self.register_buffer("lower", torch.ones(1, END, END).tril())
         angles = torch.outer(torch.arange(END), torch.rand(WIDTH // 2))
@@ -46,6 +48,11 @@ class Module(nn.Module):
         elif self.kind == "rotary":
             pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
             x = torch.view_as_real(pairs * self.turns[:tokens]).flatten(2)
+        elif self.kind == "grown":
+            if tokens > self.grown.shape[1]:
+                more = torch.zeros(1, tokens - self.grown.shape[1], WIDTH)
+                self.grown = torch.cat([self.grown, more], 1)
+            x = x + self.grown[:, :tokens]
         elif self.kind == "assertion":
             assert tokens <= END, "too long"
         elif self.kind == "smallest":
@@ -78,6 +85,7 @@ def exported(kind: str, path: Path, tokens: int = 7, entry: str = "tokens", **mo
         ("embedding with an offset", END),
         ("rotary", END),
         ("assertion", END),
+        ("grown", END),
     ],
 )
 def test_the_end_of_a_target_is_found_and_kept(tmp_path: Path, kind: str, end: int) -> None:

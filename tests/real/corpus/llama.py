@@ -119,16 +119,24 @@ class Decoder(nn.Module):
 
 
 class ComplexRotary(nn.Module):
-    """Rotations as products of complex numbers, cut from a table."""
+    """Rotations as products of complex numbers, cut from a table.
+
+    Args:
+        buffer: Whether the table is a buffer; an attribute that every call moves, if not.
+    """
 
     freqs_cis: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: bool = True) -> None:
         super().__init__()
         self.qkv, self.wo = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         exponents = torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM
         angles = torch.outer(torch.arange(64), 10000.0**-exponents)
-        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))
+        self.buffer, table = buffer, torch.polar(torch.ones_like(angles), angles)
+        if buffer:
+            self.register_buffer("freqs_cis", table)
+        else:
+            self.freqs_cis = table
 
     def rotate(self, x: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
@@ -136,6 +144,8 @@ class ComplexRotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bsz, seqlen, _ = x.shape
+        if not self.buffer:
+            self.freqs_cis = self.freqs_cis.to(x.device)
         q, k, v = (
             part.view(bsz, seqlen, HEADS, HEAD_DIM).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)

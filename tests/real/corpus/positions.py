@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Alibi", "BucketedBias", "LogN", "SinusoidalDecoder", "Windowed"]
+__all__ = [
+    "Alibi", "BucketedBias", "GrownAngles", "KeptAlibi", "LogN", "SinusoidalDecoder", "Windowed"
+]  # fmt: skip
 
 WIDTH, HEADS, HEAD_DIM, VOCABULARY = 32, 4, 8, 61
 
@@ -52,6 +54,57 @@ class Alibi(Biased):
     def bias(self, tokens: int) -> Tensor:
         place = torch.arange(tokens)
         return self.slopes[:, None, None] * (place[None, :] - place[:, None])
+
+
+class KeptAlibi(Alibi):
+    """The bias of the longest call so far is kept in a buffer, which nothing is in at first."""
+
+    kept: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", None, persistent=False)
+
+    def bias(self, tokens: int) -> Tensor:
+        if self.kept is None or self.kept.shape[-1] < tokens:
+            self.register_buffer("kept", super().bias(tokens), persistent=False)
+        assert self.kept is not None
+        return self.kept[:, :tokens, :tokens]
+
+
+class GrownAngles(nn.Module):
+    """Rotary embeddings as early Llamas have them: tables that a longer call makes larger."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.make(64)
+
+    def make(self, tokens: int) -> None:
+        self.made = tokens
+        rates = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angles = torch.outer(torch.arange(tokens), rates).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def rotated(self, x: Tensor, places: Tensor) -> Tensor:
+        early, late = x.chunk(2, dim=-1)
+        return x * self.cos[places] + torch.cat([-late, early], dim=-1) * self.sin[places]
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        tokens = x.shape[1]
+        if tokens > self.made:
+            self.make(tokens)
+        if positions is None:
+            positions = torch.arange(tokens, device=x.device)
+        q, k, v = split_heads(self.qkv(x), 3)
+        scores = self.rotated(q, positions) @ self.rotated(k, positions).mT / math.sqrt(HEAD_DIM)
+        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).tril()
+        weights = torch.where(seen, scores, -torch.inf).softmax(dim=-1)
+        return (weights @ v).transpose(1, 2).flatten(2), weights
 
 
 class BucketedBias(Biased):

@@ -95,9 +95,14 @@ TARGETS: dict[str, RealTarget] = {
         build=lambda: llama.Decoder(windows=(4, None)), inputs={"tokens": ids()}
     ),
     "llama attention, complex": RealTarget(build=llama.ComplexRotary, inputs=X, longest=64),
+    "llama attention, complex, no buffer": RealTarget(
+        build=lambda: llama.ComplexRotary(buffer=False), inputs=X, longest=64
+    ),
     "deepseek latent attention": RealTarget(build=llama.LatentAttention, inputs=X),
     # positions
     "alibi": RealTarget(build=positions.Alibi, inputs=X),
+    "alibi, kept from the first call on": RealTarget(build=positions.KeptAlibi, inputs=X),
+    "angles in tables that grow": RealTarget(build=positions.GrownAngles, inputs=X, longest=64),
     "t5 bias": RealTarget(build=positions.BucketedBias, inputs=X),
     "sliding window": RealTarget(build=positions.Windowed, inputs=X, dtypes=BOTH),
     "log n": RealTarget(build=positions.LogN, inputs=X),
@@ -178,11 +183,9 @@ TARGETS: dict[str, RealTarget] = {
     "transformers BioGPT without cache": RealTarget(
         build=lambda: WithoutCache(hf_model("biogpt")), inputs=INPUT_IDS, longest=64
     ),
-    # Its table of positions is made larger by a call that needs more.
+    # Its table of positions is made larger by a call that needs more: it ends as it was given.
     "transformers XGLM without cache": RealTarget(
-        build=lambda: WithoutCache(hf_model("xglm")),
-        inputs=INPUT_IDS,
-        refusal="write dims={'input_ids': ('batch', 'tokens<=64')}",
+        build=lambda: WithoutCache(hf_model("xglm")), inputs=INPUT_IDS, longest=64
     ),
     "transformers BERT as a decoder": RealTarget(
         build=lambda: WithoutCache(hf_model("bert")), inputs=INPUT_IDS, longest=64
