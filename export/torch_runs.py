@@ -24,7 +24,10 @@ from causal_attn.export.target import LARGE_BYTES, Target
 from causal_attn.verify.feeds.feeder import Feeds
 from causal_attn.verify.oracle.yardstick import Yardstick
 
-__all__ = ["yardstick"]
+__all__ = ["RAISES", "yardstick"]
+
+RAISES = "`target` must run at every length that is checked"
+"""How the error begins where the target itself raises."""
 
 
 def yardstick(target: Target) -> Yardstick:
@@ -87,9 +90,6 @@ def _run(
             result = module(**inputs)
         # The caller's code: whatever it raises is an answer about these sizes.
         except Exception as error:
-            raise InputError(
-                f"`target` must run at every length that is checked, got "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise InputError(f"{RAISES}, got {type(error).__name__}: {error}") from error
     tensors: list[Tensor] = [leaf for leaf in tree_leaves(result) if leaf is not None]
     return {name: tensor.numpy() for name, tensor in zip(target.outputs, tensors, strict=True)}

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from causal_attn.export.capture.of_sizes import OfSizes
 
-__all__ = ["is_causal_mask"]
+__all__ = ["is_causal_mask", "seen_prefix"]
 
 LENGTHS = (1, 2, 3, 5, 8, 17, 64, 257, 1031)
 
@@ -60,6 +60,25 @@ def is_causal_mask(program: ExportedProgram, mask: Node, tokens: int | SymInt) -
             return False
         seen = length
     return seen == tokens or seen > 2 * LARGEST_NUMBER
+
+
+def seen_prefix(program: ExportedProgram, mask: Node, tokens: int | SymInt) -> int | None:
+    """How many first tokens see one another under `mask`, all others being causal.
+
+    ``None``: it is no such mask, or none of sizes alone. For an error's words, not for a claim.
+    """
+    found = OfSizes.find(program, mask)
+    lengths = (tokens,) if isinstance(tokens, int) else LENGTHS[::-1]
+    for length in lengths:
+        value = _at(found, tokens, length) if found else None
+        if value is None or value.shape[-2:] != (length, length):
+            continue
+        seen = value if value.dtype == torch.bool else value == 0
+        first = int(seen[..., 0, :].sum(-1).max())
+        places = torch.arange(length)
+        wanted = (places <= places[:, None]) | (places < first)
+        return first if 1 < first < length and bool((seen == wanted).all()) else None
+    return None
 
 
 def _has_small_numbers(constant: Tensor) -> bool:

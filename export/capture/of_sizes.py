@@ -29,7 +29,10 @@ class OfSizes:
 
     @classmethod
     def find(cls, program: ExportedProgram, node: Node) -> OfSizes | None:
-        """What `node` is; ``None``: it reads an input, writes, or draws random numbers."""
+        """What `node` is; ``None``: it is no function of sizes that can be run again.
+
+        It reads an input, draws random numbers, or writes to what it has not made itself.
+        """
         nodes = tuple(_ancestors(node))
         constants = {}
         for part in nodes:
@@ -95,6 +98,19 @@ def _constant(program: ExportedProgram, node: Node) -> Tensor | None:
 
 
 def _is_impure(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    # masked_fill_ and the like write to their first argument.
+    written = node.target._schema.is_mutable and not _is_made(node.args[0])
+    return written or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_made(value: object) -> bool:
+    """Whether `value` is new memory that nothing else reads.
+
+    Of a view, a constant and what is read elsewhere too the order of reads and writes matters.
+    """
+    if not isinstance(value, Node) or len(value.users) > 1:
+        return False
+    schema = getattr(value.target, "_schema", None)
+    return schema is not None and all(result.alias_info is None for result in schema.returns)

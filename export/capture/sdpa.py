@@ -24,10 +24,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from causal_attn.attention.call import RESULTS, by_name
 from causal_attn.attention.operator import ATTEND
 from causal_attn.errors import InputError
-from causal_attn.export.capture.causal_mask import is_causal_mask
+from causal_attn.export.capture.causal_mask import is_causal_mask, seen_prefix
 from causal_attn.export.capture.views import loosen_views
 
-__all__ = ["SDPA", "attention_calls", "lower_sdpa", "rewrite_sdpa"]
+__all__ = ["PREFIX", "SDPA", "attention_calls", "lower_sdpa", "rewrite_sdpa"]
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -159,7 +159,8 @@ def _why_kept(program: ExportedProgram, node: Node) -> str | None:
     if not statically_known_true(query.shape[-2] == key.shape[-2]):
         return _OTHER_MASK if mask is not None else "q_tokens and kv_tokens may differ"
     if mask is not None and not is_causal_mask(program, mask, query.shape[-2]):
-        return _OTHER_MASK
+        first = seen_prefix(program, mask, query.shape[-2])
+        return _OTHER_MASK if first is None else f"{first} first tokens, {PREFIX}"
     leading = [list(tensor.shape[:-2]) for tensor in (query, key, value)]
     if arguments["enable_gqa"] and query.dim() >= 3:
         # The op repeats fewer key/value heads as torch does.
@@ -226,6 +227,7 @@ def _arguments(node: Node) -> Mapping[str, Any]:
 
 
 _KEPT = "causal_attn.kept"
+PREFIX = "a prefix, see one another under its mask"
 _OTHER_MASK = "its mask is not known to be the causal one"
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS: Mapping[str, Any] = {

@@ -10,9 +10,10 @@ import torch
 
 from causal_attn.errors import CheckError, EngineError, PackageError
 from causal_attn.export.capture.captured import Captured
+from causal_attn.export.capture.sdpa import PREFIX
 from causal_attn.export.dims import Limits
 from causal_attn.export.target import Target
-from causal_attn.export.torch_runs import yardstick
+from causal_attn.export.torch_runs import RAISES, yardstick
 from causal_attn.machine.provider import Provider
 from causal_attn.package import open_model
 from causal_attn.package.certificate import Certificate
@@ -77,6 +78,16 @@ def certify_graph(
             remedy += (
                 " A finite number is added or set where the future is, and scores may be larger: "
                 "write float('-inf') or torch.finfo(scores.dtype).min."
+            )
+        for kept in captured.calls["kept"]:
+            if PREFIX in kept:
+                remedy += (
+                    f" {kept}: what sees a prefix whole is not causal from its first token on."
+                )
+        if any(RAISES in detail for detail in wrong):
+            remedy += (
+                " The code itself, in eager torch, raises at that length. If such lengths are not "
+                "meant, bound them in `dims`, as in '2<=tokens<=512'."
             )
         raise CheckError(
             f"The exported graph must pass every check on {provider}, got {'; '.join(wrong)}. "

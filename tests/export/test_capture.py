@@ -82,17 +82,17 @@ class Calls(nn.Module):
 class SelfAttention(nn.Module):
     """``nn.MultiheadAttention`` with the mask that its documentation asks for."""
 
-    def __init__(self, need_weights: bool) -> None:
+    def __init__(self, need_weights: bool, hint: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.inner = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.need_weights = need_weights
+        self.need_weights, self.hint = need_weights, hint
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[1]
         mask = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         result: Tensor = self.inner(
-            x, x, x, attn_mask=mask, is_causal=True, need_weights=self.need_weights
+            x, x, x, attn_mask=mask, is_causal=self.hint, need_weights=self.need_weights
         )[0]
         return result
 
@@ -116,9 +116,11 @@ class TestWhatBecomesTheOp:
             "return_weights": False,
         }
 
-    def test_multihead_attention_without_weights(self) -> None:
+    @pytest.mark.parametrize("hint", [True, False])
+    def test_multihead_attention_without_weights(self, hint: bool) -> None:
         dims = {"x": ("batch", "tokens", None)}
-        found = calls(SelfAttention(need_weights=False), {"x": torch.randn(2, 5, 16)}, dims)
+        module = SelfAttention(need_weights=False, hint=hint)
+        found = calls(module, {"x": torch.randn(2, 5, 16)}, dims)
         assert found == {"attend": 1, "kept": {}}
 
     def test_the_reference_with_its_options(self) -> None:
@@ -415,6 +417,10 @@ def shorter(tokens: Any) -> Any:
     return torch.sym_min(tokens, 4096)
 
 
+def written_through_a_view(mask: Tensor) -> Tensor:
+    return mask[:, :1].fill_(True).expand(-1, mask.shape[0])
+
+
 CAUSAL_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
     "lower triangle": (lambda n: bits(n).tril(), None),
     "no upper triangle": (lambda n: ~bits(n).triu(1), None),
@@ -422,6 +428,8 @@ CAUSAL_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
     "places": (lambda n: torch.arange(n)[:, None] >= torch.arange(n), None),
     "select": (lambda n: torch.where(bits(n).tril(), 0.0, -torch.inf)[None, None], None),
     "filled": (lambda n: torch.zeros(n, n).masked_fill(bits(n).triu(1), -torch.inf), None),
+    "filled in place": (
+        lambda n: torch.zeros(n, n).masked_fill_(bits(n).triu_(1), -torch.inf), None),
     "torch's own": (nn.Transformer.generate_square_subsequent_mask, None),
     "buffer": (lambda n, buffer: buffer[:, :, :n, :n], bits(64).tril()[None, None]),
     "buffer of floats": (
@@ -448,6 +456,7 @@ OTHER_MASKS: dict[str, tuple[Callable[..., Tensor], Tensor | None]] = {
         & (torch.arange(n)[:, None] - torch.arange(n) < 4) & (buffer.sum() > 0), torch.ones(3)),
     "finite": (lambda n: torch.full((n, n), -1e9).triu(1), None),
     "lowest": (lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1), None),
+    "written to through a view": (lambda n: written_through_a_view(bits(n).tril()), None),
     "random": (lambda n: torch.rand(n, n) * 0, None),
     "no square": (lambda n: bits(n).tril()[:1], None),
 }  # fmt: skip
