@@ -67,12 +67,14 @@ def test_the_end_of_a_table_is_found_by_halving(tmp_path: Path, rows: int) -> No
     found = report(model(tmp_path / "m.onnx", rows, -1))
     assert found.certificate.verdict is Verdict.CAUSAL
     assert any(note.startswith(f"lengths above {rows}: ") for note in found.not_checked)
-    assert proof_of(found) == f"causal at 1 to {rows} tokens"
+    assert proof_of(found) == f"causal at 1 to {rows} tokens, and for every length"
 
 
 def test_without_an_end_a_far_length_is_examined(tmp_path: Path) -> None:
     found = report(model(tmp_path / "m.onnx", 300, -1))
-    assert proof_of(found) == "causal at 1 to 64, 257 tokens"
+    assert proof_of(found) == "causal at 1 to 64, 257 tokens, and for every length"
+    (check,) = (check for check in found.certificate.checks if check.name == PROOF)
+    assert check.figures["every_length"] is True
 
 
 @pytest.mark.parametrize("open_at", [7, 20, 64])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from causal_attn.package.certificate import Check, Verdict
 
@@ -33,7 +33,9 @@ def check_proof(subject: Subject) -> Check:
         Verdict.UNDECIDED: None,
         Verdict.NOT_CAUSAL: False,
     }[proof.verdict]
-    figures = {"lengths": list(proof.lengths), "notes": list(proof.notes)}
+    figures: dict[str, Any] = {"lengths": list(proof.lengths), "notes": list(proof.notes)}
+    if passed:
+        figures["every_length"] = proof.every_length
     if proof.conditions:
         figures["conditions"] = list(proof.conditions)
     detail = str(proof)

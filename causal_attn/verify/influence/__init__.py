@@ -25,11 +25,13 @@
     rows        which position a row of an output is of
     one_call    one call: masks read strictly, by the size of scores, leniently
     proof       all calls together, the verdict
+    every       the same for every length
     batch       the same for the sequences of a batch
 
 Limits. The proof is about finite data (``0 * NaN`` passes a weight of zero), about the lengths it
-is asked for, about one row of a batch unless ``dims`` says more, and about the kernels of ONNX
-Runtime 1.32.0 where operators of ``com.microsoft`` or ``Attention`` below opset 25 leave a choice.
+is asked for unless it says that it is about every one, about one row of a batch unless ``dims``
+says more, and about the kernels of ONNX Runtime 1.32.0 where operators of ``com.microsoft`` or
+``Attention`` below opset 25 leave a choice.
 It follows sets of positions, not values: two paths that cancel still count as a path. Operators
 without a rule make the verdict ``undecided`` where it depends on them: among others Resize, DFT,
 GridSample, Unique of data, NonZero of data whose rows do not return, the packed, paged, sparse and

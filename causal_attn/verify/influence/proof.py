@@ -16,6 +16,7 @@ from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.calls import Sizes, asked_calls, every_length, further_calls
 from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.crossed import MOST_DRAWN
+from causal_attn.verify.influence.every import prove_every_length
 from causal_attn.verify.influence.length import LengthWatch
 from causal_attn.verify.influence.one_call import (
     Question,
@@ -29,6 +30,9 @@ from causal_attn.verify.influence.rows import Rows, rows_that_grow
 from causal_attn.verify.influence.tensor import Tensor
 
 __all__ = ["ask", "prove"]
+
+_FAR_BELOW = 1e-6
+"""Of a bound on scores: what sines and cosines reach at other lengths only is far less."""
 
 
 def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None) -> Proof:
@@ -68,6 +72,11 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     if verdict in _HOLDS:
         conditions = _conditions(question, claim)
         verdict = Verdict.CONDITIONAL if conditions else verdict
+    largest_score = max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None
+    score_bound = min(bounds, default=None)
+    every = None
+    if verdict in _HOLDS and not conditions and not left:
+        every = _every_length(question, claim, verdict, largest_score, score_bound)
     return Proof(
         verdict=verdict,
         outputs=shown.outputs,
@@ -75,12 +84,30 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
         left=tuple(left),
         leak=_drawn(worst.leak, results),
         undecided=tuple(undecided) if worst.verdict is Verdict.UNDECIDED else (),
-        score_bound=min(bounds, default=None),
-        largest_score=max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None,
+        score_bound=score_bound,
+        largest_score=largest_score,
+        every_length=every == "",
+        other_lengths=every or "",
         conditions=conditions,
         length_at=tuple(watch.nodes),
         notes=tuple(_notes(question, shown.outputs, shown.calls[0])),
     )
+
+
+def _every_length(
+    question: Question,
+    claim: Claim,
+    verdict: Verdict,
+    largest: float | None,
+    bound: float | None,
+) -> str:
+    """Why the graph may not be causal at lengths that were not examined; empty: it is."""
+    found = prove_every_length(question, tuple(claim.pasts))
+    if not found.finite or verdict is Verdict.CONDITIONAL:
+        return found.reason
+    if largest is None or bound is None or largest > bound * _FAR_BELOW:
+        return "its scores are not far below the numbers that its masks add"
+    return "scores may grow with the length, up to where masks hide nothing" * found.grows
 
 
 def _drawn(leak: Leak | None, results: Sequence[Proof]) -> Leak | None:

@@ -84,6 +84,9 @@ class Proof:
             that masks add, stay below this in magnitude; ``None``: whatever they are.
         largest_score: With ``causal`` and a bound: no score is larger, by the weights alone. A
             past is taken to be one that the graph itself wrote.
+        every_length: The verdict holds at every length and past that the graph runs at, and not
+            only at those in `calls`.
+        other_lengths: Why that is not known; empty where it is not asked.
         conditions: The graph is causal while these hold of inputs whose values were fixed, such as
             ``token_type_ids are 0``; none where it is whatever they are.
         length_at: Nodes in which numbers that differ with the length meet data, so that rows may
@@ -99,6 +102,8 @@ class Proof:
     undecided: tuple[str, ...] = ()
     score_bound: float | None = None
     largest_score: float | None = None
+    every_length: bool = False
+    other_lengths: str = ""
     conditions: tuple[str, ...] = ()
     length_at: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -129,4 +134,7 @@ class Proof:
         if self.conditions:
             reason += f": while {' and '.join(self.conditions)}"
         left = f"; time was up before {len(self.left)} more sizes" if self.left else ""
-        return f"{self.verdict} {in_words(self.calls)}{left}{reason}"
+        every = ", and for every length" if self.every_length else ""
+        if self.other_lengths:
+            reason += f"; other lengths are open: {self.other_lengths}"
+        return f"{self.verdict} {in_words(self.calls)}{every}{left}{reason}"
