@@ -16,7 +16,7 @@ from causal_attn.package.certificate import Verdict
 from causal_attn.verify.influence.calls import Sizes, asked_calls, every_length, further_calls
 from causal_attn.verify.influence.claim import Claim
 from causal_attn.verify.influence.crossed import MOST_DRAWN
-from causal_attn.verify.influence.every import prove_every_length
+from causal_attn.verify.influence.every import EveryLength, prove_every_length
 from causal_attn.verify.influence.length import LengthWatch
 from causal_attn.verify.influence.one_call import (
     Question,
@@ -56,7 +56,8 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     question = ask(model, claim, base_dir)
     watch = LengthWatch(min(claim.pasts))
     question = replace(question, others=_others(question, claim), watch=watch)
-    results, asked, left = _examine_all(question, claim)
+    found = prove_every_length(question, tuple(claim.pasts))
+    results, asked, left = _examine_all(question, claim, proved=not found.reason)
     worst = max(results, key=lambda result: _SEVERITY.index(result.verdict))
     largest = results[asked - 1]
     shown = worst if worst.leak is not None and largest.leak is None else largest
@@ -75,8 +76,8 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     largest_score = max(scores, default=None) if worst.verdict is Verdict.CAUSAL else None
     score_bound = min(bounds, default=None)
     every = None
-    if verdict in _HOLDS and not conditions and not left:
-        every = _every_length(question, claim, verdict, largest_score, score_bound)
+    if verdict in _HOLDS and not conditions:
+        every = _other_lengths(found, verdict, largest_score, score_bound)
     return Proof(
         verdict=verdict,
         outputs=shown.outputs,
@@ -94,15 +95,10 @@ def prove(model: ModelProto, claim: Claim, *, base_dir: str | Path | None = None
     )
 
 
-def _every_length(
-    question: Question,
-    claim: Claim,
-    verdict: Verdict,
-    largest: float | None,
-    bound: float | None,
+def _other_lengths(
+    found: EveryLength, verdict: Verdict, largest: float | None, bound: float | None
 ) -> str:
     """Why the graph may not be causal at lengths that were not examined; empty: it is."""
-    found = prove_every_length(question, tuple(claim.pasts))
     if not found.finite or verdict is Verdict.CONDITIONAL:
         return found.reason
     if largest is None or bound is None or largest > bound * _FAR_BELOW:
@@ -164,10 +160,18 @@ def _others(question: Question, claim: Claim) -> dict[str, Rows | None]:
     return dict.fromkeys(unknown) | {name: rows for name, rows in grown.items() if rows}
 
 
-def _examine_all(question: Question, claim: Claim) -> tuple[list[Proof], int, list[Sizes]]:
-    """A proof of each call, how many were asked for, and the calls that no time was left for."""
+def _examine_all(
+    question: Question, claim: Claim, *, proved: bool
+) -> tuple[list[Proof], int, list[Sizes]]:
+    """A proof of each call, how many were asked for, and the calls that no time was left for.
+
+    What is proved for every length and past is examined at every length, as a second opinion, but
+    behind the pasts that were asked for alone: they take most of the time.
+    """
     graph = question.program.graph
     asked, further = asked_calls(graph, claim), further_calls(graph, claim)
+    if proved:
+        further = [call for call in further if call[1] == min(claim.pasts)]
     started = time.monotonic()
     results: list[Proof] = []
     for at, call in enumerate((*asked, *further)):
