@@ -457,6 +457,8 @@ def test_behind_some_pasts_only() -> None:
     assert reason(cached(ring=True), claim_of_cache())
     known = {"mask": ones, "places": restarts_at_100}
     assert "follow no formula" in reason(cached(), claim_of_cache(known=known))
+    listed = {"mask": ones, "places": np.arange(5)}
+    assert "for some lengths only" in reason(cached(), claim_of_cache(known=listed))
 
 
 def test_an_output_that_is_not_examined_by_rows_leaves_it_open() -> None:

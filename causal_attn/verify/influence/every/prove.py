@@ -173,7 +173,10 @@ def _held(
             for place, own in enumerate(value.axes)
         ]
         given = known(tuple(shape), role[1] if role else -1, past) if callable(known) else known
-        full = np.broadcast_to(np.asarray(given), shape)
+        try:
+            full = np.broadcast_to(np.asarray(given), shape)
+        except ValueError:
+            raise Unclear(f"input {name!r} has values for some lengths only") from None
         moved = np.moveaxis(full, axis, 0) if axis >= 0 else full[None]
         rest = moved.reshape(len(moved), -1)
         if rest.size and (rest != rest[:, :1]).any():
