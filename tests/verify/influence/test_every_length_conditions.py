@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -37,7 +38,7 @@ def made(random: np.random.Generator, depth: int) -> Condition:
     return AtMost(Affine(int(random.integers(-6, 7)), terms))
 
 
-def true(condition: Condition, values: dict[str, int]) -> bool:
+def true(condition: Condition, values: Mapping[str, int]) -> bool:
     if isinstance(condition, AtMost):
         affine = condition.affine
         return affine.constant + sum(n * values[name] for name, n in affine.terms) <= 0
