@@ -104,6 +104,8 @@ class Cancellation:
     def _forget(self, options: RunOptions) -> None:
         with self._lock:
             del self._running[id(options)]
+        if self._deadline < math.inf and not self._running:
+            _clock().unwatch(self)
 
 
 CURRENT: ContextVar[tuple[Cancellation, ...]] = ContextVar("cancellations", default=())
@@ -155,6 +157,13 @@ class _Clock:
             # Most deadlines lie behind that of an earlier call: the thread need not know of them.
             if cancellation._deadline < self._wakes:
                 self._changed.notify()
+
+    def unwatch(self, cancellation: Cancellation) -> None:
+        """Let go of one whose calls are over: thousands come before the first is late."""
+        with self._changed:
+            # Another thread may have begun a call with it meanwhile.
+            if not cancellation._running:
+                self._watched.discard(cancellation)
 
     def _run(self) -> None:
         with self._changed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,6 +192,20 @@ def test_a_later_and_shorter_deadline_is_not_kept_waiting(endless: Path) -> None
         time.sleep(0.05)
         short = pool.submit(run, 0.1)
         assert short.result() < 0.5 < long.result()
+
+
+def test_what_ended_in_time_is_not_kept_until_its_deadline(attention: Path, qkv: Arrays) -> None:
+    """A service makes thousands before the first one would have been late."""
+
+    def ended() -> weakref.ref[Cancellation]:
+        with Cancellation(seconds=600) as limit:
+            session(*qkv)
+        return weakref.ref(limit)
+
+    with load(attention) as session:
+        made = [ended() for _ in range(5)]
+    gc.collect()
+    assert [one() for one in made] == [None] * 5
 
 
 def test_one_cancellation_ends_the_calls_of_many_threads(endless: Path) -> None:
