@@ -63,6 +63,8 @@ def deploy(
 
     require_free_place(out)
     source = open_source(package, provider=provider, accept=accept)
+    if source.root is not None and source.root.resolve() in out.resolve().parents:
+        raise UsageError(f"`out` must not lie inside the package, got {str(out)!r}.")
 
     if engine == "kserve":
         from causal_attn.deploy.kserve import Service, write_kserve

@@ -116,7 +116,11 @@ class _Stream:
         self.first = self.rest = 0.0
 
     def run(self) -> None:
-        """Until the end of the answer or of the context."""
+        """Until the end of the answer or of the context.
+
+        Raises:
+            ContextError: The prompt itself is longer than the context.
+        """
         started = time.perf_counter()
         try:
             for token in self._tokens:
@@ -125,7 +129,8 @@ class _Stream:
                     self.first = time.perf_counter() - started
         except ContextError:
             # What came is the answer: there is no room for more.
-            pass
+            if not self.ids:
+                raise
         self.rest = time.perf_counter() - started - self.first
         if not self._silent:
             sys.stdout.write("\n")
@@ -163,7 +168,10 @@ def _harmless(character: str) -> bool:
 
 
 def _converse(generator: Generator, options: dict[str, Any]) -> None:
-    """Line by line until the end of stdin; every answer is part of what comes next."""
+    """Line by line until the end of stdin; every answer is part of what comes next.
+
+    What no longer fits into the context begins a new conversation.
+    """
     messages: list[dict[str, str]] = []
     while True:
         err.print("[bold]>[/] ", end="")
@@ -172,11 +180,29 @@ def _converse(generator: Generator, options: dict[str, Any]) -> None:
             return
         if not line.strip():
             continue
-        messages.append({"role": "user", "content": line.strip()})
-        streamed = _Stream(generator.generate(_asked(generator, messages), **options), spoken=True)
+        said = {"role": "user", "content": line.strip()}
+        answer = _answered(generator, [*messages, said], options)
+        if answer is None and messages:
+            err.print("[dim]The conversation no longer fits into the context and begins anew.[/]")
+            messages.clear()
+            answer = _answered(generator, [said], options)
+        if answer is None:
+            err.print("error: the line must fit into the context. Write a shorter one.")
+            continue
+        messages += [said, {"role": "assistant", "content": answer}]
+
+
+def _answered(
+    generator: Generator, messages: list[dict[str, str]], options: dict[str, Any]
+) -> str | None:
+    """What the model says next, streamed; ``None`` if `messages` are longer than the context."""
+    streamed = _Stream(generator.generate(_asked(generator, messages), **options), spoken=True)
+    try:
         streamed.run()
-        err.print(f"[dim]{streamed.summary()}[/]")
-        messages.append({"role": "assistant", "content": streamed.text})
+    except ContextError:
+        return None
+    err.print(f"[dim]{streamed.summary()}[/]")
+    return streamed.text
 
 
 def _asked(generator: Generator, messages: list[dict[str, str]]) -> list[int]:

@@ -80,6 +80,10 @@ def quantize(
     path = Path(path)
     require_free(path)
     source = read_package(Path(package))
+    if source.root.resolve() in path.resolve().parents:
+        raise UsageError(
+            f"`path` must not lie inside the package that is quantized, got {str(path)!r}."
+        )
     with tempfile.TemporaryDirectory(prefix="causal_attn-") as folder:
         sources = [
             _variant(variant, Path(folder) / str(at), bits, block_size, lengths, on_step)

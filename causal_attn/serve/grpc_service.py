@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc import aio
 
+from causal_attn.errors import UsageError
 from causal_attn.serve.failures import RequestError, failure_of
 from causal_attn.serve.gate import Gate
 from causal_attn.serve.message_call import MessageCall
@@ -30,7 +31,7 @@ def grpc_server(
     """A server that was not started, and the port that it listens on.
 
     Raises:
-        OSError: The address is taken, or not of this machine.
+        UsageError: The address is taken, or not of this machine.
     """
     server = aio.server(
         interceptors=(_Gated(gate, limits),),
@@ -45,7 +46,10 @@ def grpc_server(
     try:
         return server, server.add_insecure_port(f"{address.host}:{address.grpc_port}")
     except RuntimeError:
-        raise OSError(f"{address.host}:{address.grpc_port} must be free to listen on") from None
+        raise UsageError(
+            "`host` and `grpc_port` must be an address of this machine that nobody listens on, "
+            f"got {address.host}:{address.grpc_port}."
+        ) from None
 
 
 class _Service(InferenceServicer):

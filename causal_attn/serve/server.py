@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
+from causal_attn.errors import UsageError
 from causal_attn.serve.gate import Gate, say
 from causal_attn.serve.grpc_service import grpc_server
 from causal_attn.serve.http_gate import HttpGate
@@ -48,7 +49,7 @@ def serve(
         ready: Told the addresses of HTTP and gRPC, once both answer.
 
     Raises:
-        OSError: An address is taken, or not of this machine.
+        UsageError: An address is taken, or not of this machine.
     """
     logging.getLogger("causal_attn.serve").setLevel(logging.INFO)
     watch(models)
@@ -71,7 +72,7 @@ async def _serve(
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    with socket.create_server((address.host, address.port), backlog=512) as listening:
+    with _listening(address) as listening:
         rpc, rpc_port = grpc_server(plane, gate, address, limits)
         await rpc.start()
         http = _Uvicorn(
@@ -100,6 +101,16 @@ async def _serve(
         await rpc.stop(grace=0.5)
         await running
         say("stopped", finished=finished)
+
+
+def _listening(address: Address) -> socket.socket:
+    try:
+        return socket.create_server((address.host, address.port), backlog=512)
+    except OSError as error:
+        raise UsageError(
+            "`host` and `port` must be an address of this machine that nobody listens on, got "
+            f"{address.host}:{address.port}: {error.strerror}."
+        ) from None
 
 
 class _Uvicorn(uvicorn.Server):

@@ -21,7 +21,7 @@ class Address:
         grpc_port: Of gRPC; 0 takes a free one.
 
     Raises:
-        UsageError: A port is out of its range.
+        UsageError: A port is out of its range, or both are the same.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +31,8 @@ class Address:
     def __post_init__(self) -> None:
         for name in ("port", "grpc_port"):
             _require(name, getattr(self, name), 0, 65_535)
+        if self.port and self.port == self.grpc_port:
+            raise UsageError(f"`port` and `grpc_port` must differ, got {self.port} for both.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

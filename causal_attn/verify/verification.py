@@ -30,7 +30,7 @@ from causal_attn.verify.checks.witness import Witness, find_witness, witness_che
 from causal_attn.verify.feeds.feeder import LENGTHS, Feeds
 from causal_attn.verify.interface.discover import Interface, with_outputs
 from causal_attn.verify.interface.graph_lengths import graph_lengths
-from causal_attn.verify.interface.runnable import Runnable, find_runnable
+from causal_attn.verify.interface.runnable import Runnable, find_reach, find_runnable
 from causal_attn.verify.oracle.float64 import GraphRun
 from causal_attn.verify.oracle.yardstick import Yardstick, widened
 from causal_attn.verify.read_model import made_up_operators
@@ -219,11 +219,20 @@ def _not_run(subject: Subject, provider: Provider, detail: str) -> Check:
 
 def _sizes(session: Session, subject: Subject, lengths: Sequence[int] | None) -> Runnable:
     """A contract is a promise to run; a model of others is tried first."""
+    marks = graph_lengths(subject.model)
     if subject.variant.contract.form != "foreign":
         promised = tuple(lengths or LENGTHS)
-        far = max(promised)
-        return Runnable(interface=subject.interface, lengths=promised, positions=far, reach=far)
-    marks = graph_lengths(subject.model)
+        (far,) = subject.variant.contract.lengths_within([max(promised)])
+        reach, left = far, list[str]()
+        if subject.interface.fixed_tokens is None:
+            reach, left = find_reach(session, subject.interface, far, marks)
+        return Runnable(
+            interface=subject.interface,
+            lengths=promised,
+            positions=far,
+            reach=reach,
+            notes=tuple(left),
+        )
     return find_runnable(session, subject.interface, lengths or FOREIGN_LENGTHS, marks)
 
 

@@ -20,6 +20,7 @@ from causal_attn.package.certificate import Certificate
 from causal_attn.verify.checks.all_checks import check_file, run_checks
 from causal_attn.verify.checks.trial import Trial
 from causal_attn.verify.interface.graph_lengths import graph_lengths
+from causal_attn.verify.interface.runnable import find_reach
 from causal_attn.verify.subject import read_subject
 from causal_attn.verify.verdict import certify
 
@@ -54,6 +55,7 @@ def certify_graph(
         raise CheckError(
             f"The exported graph must load on {provider}, got: {error}. No package was written."
         ) from None
+    marks = graph_lengths(subject.model)
     with session:
         trial = Trial(
             session=session,
@@ -61,8 +63,11 @@ def certify_graph(
             interface=subject.interface,
             yardstick=yardstick(captured.target),
             lengths=(*lengths, *_ends(captured.target, lengths)),
-            marks=graph_lengths(subject.model).all,
+            marks=marks.all,
         )
+        if subject.interface.fixed_tokens is None:
+            reach, _ = find_reach(session, subject.interface, trial.longest, marks)
+            trial = replace(trial, reach=reach)
         subject = replace(subject, positions=trial.longest)
         checks = (*check_file(subject, on_step), *run_checks(trial, on_step))
     certificate = certify(subject, checks)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import NoReturn, Self, Unpack
 
 from causal_attn.errors import BusyError, ClosedError, ContextError, UsageError
+from causal_attn.json_text import shown
 from causal_attn.runtime.engine.prefixes import Prefixes
 from causal_attn.runtime.engine.rounds import Rounds
 from causal_attn.runtime.engine.stream import Stream
@@ -60,6 +61,11 @@ class Engine:
         ):
             if type(value) is not int or value < least:
                 raise UsageError(f"`{name}` must be an integer >= {least}, got {value!r}.")
+        if not isinstance(generator, Generator):
+            raise UsageError(
+                f"`generator` must be a Generator, got {shown(generator)}. Use "
+                "Generator.open(path)."
+            )
         self.generator = generator
         most = generator.decoder.most
         self._most = max_running if most is None else min(max_running, most)

@@ -43,7 +43,7 @@ class Stream:
         self._over = False
         self._error: BaseException | None = None
         self._cancelled = False
-        self._wake: Callable[[], object] | None = None
+        self._wakes: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         """Nobody wants the rest: the engine lets go of it before its next step."""
@@ -91,7 +91,7 @@ class Stream:
                 if self._came or self._over:
                     token = self._taken()
                     break
-                self._wake = partial(loop.call_soon_threadsafe, ready.set)
+                self._wakes.append(partial(loop.call_soon_threadsafe, ready.set))
             await ready.wait()
         if token is None:
             raise StopAsyncIteration
@@ -119,10 +119,16 @@ class Stream:
                 self._came.append(token)
             self._over, self._error = over, error
             self._changed.notify_all()
-            wake, self._wake = self._wake, None
-        if wake is not None:
-            try:
-                wake()
-            except RuntimeError:
-                # The loop that waited was closed: nobody is there to be woken.
-                self._cancelled = True
+            wakes, self._wakes = self._wakes, []
+        woken = [_wakes(wake) for wake in wakes]
+        if woken and not any(woken):
+            self._cancelled = True
+
+
+def _wakes(wake: Callable[[], object]) -> bool:
+    """Whether there was someone to wake: the loop that waited may be closed."""
+    try:
+        wake()
+    except RuntimeError:
+        return False
+    return True

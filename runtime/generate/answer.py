@@ -112,6 +112,8 @@ class Answer:
             if self._pieces is not None:
                 text += self._stops.add(self._pieces.rest())
             text += self._stops.rest()
+            if self._stops.hit:
+                finish = "stop"
         if self._likeliest is None:
             return Token(id=chosen, text=text, finish=finish)
         shares = log_shares(logits)

@@ -114,7 +114,8 @@ class Generator:
                 and everything generated.
             EngineError: While it is iterated: ONNX Runtime failed, or a `Cancellation` ended it.
         """
-        _require_count("lookup", lookup, 0)
+        if type(lookup) is not int or lookup < 0:
+            raise UsageError(f"`lookup` must be an integer >= 0, got {shown(lookup)}.")
         request = self.request(prompt, **options)
         temperature = request.sampler.sampling.temperature
         if lookup and (temperature != 0 or self.decoder.last_only):
@@ -152,7 +153,7 @@ class Generator:
             Answer(
                 text=self.text,
                 stops=Stops(stop),
-                ends=self.defaults.ends if ends is None else _ends(ends),
+                ends=self.defaults.ends if ends is None else self._ends(ends),
                 limit=self.defaults.max_new_tokens if limit is None else limit,
                 likeliest=likeliest,
             ),
@@ -208,13 +209,13 @@ class Generator:
     ) -> None:
         self.close()
 
-
-def _ends(tokens: Any) -> frozenset[int]:
-    # An iterator can be looked at once only.
-    ends: list[Any] = list(tokens) if isinstance(tokens, Iterable) else [None]
-    if not all(isinstance(one, int) for one in ends):
-        raise UsageError(f"`ends` must be tokens, got {shown(tokens)}.")
-    return frozenset(ends)
+    def _ends(self, tokens: Any) -> frozenset[int]:
+        # An iterator can be looked at once only.
+        ends: list[Any] = list(tokens) if isinstance(tokens, Iterable) else [None]
+        most = self.decoder.vocabulary - 1
+        if not all(isinstance(one, int) and 0 <= one <= most for one in ends):
+            raise UsageError(f"`ends` must be tokens from 0 to {most}, got {shown(tokens)}.")
+        return frozenset(ends)
 
 
 def _require_count(name: str, value: Any, least: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from causal_attn import models
+from causal_attn.cli import main
 from causal_attn.deploy.kserve import Service, write_kserve
 from causal_attn.deploy.source import open_source
 from causal_attn.errors import UsageError
@@ -165,6 +167,14 @@ def test_a_name_of_no_host_and_a_lone_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a package's folder"):
         write_kserve(source, tmp_path / "out", service)
     assert not (tmp_path / "out").exists()
+
+
+def test_it_is_not_written_into_the_package(tmp_path: Path) -> None:
+    package = tmp_path / "attention"
+    shutil.copytree(REFERENCE, package)
+    with pytest.raises(SystemExit):
+        main(["deploy", str(package), str(package / "out"), "--for", "triton"])
+    assert not (package / "out").exists()
 
 
 def test_the_command_line_asks_for_the_storage(tmp_path: Path) -> None:

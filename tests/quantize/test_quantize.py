@@ -111,6 +111,11 @@ def test_what_cannot_be_is_refused(source: Path, tmp_path: Path, wrong: dict[str
         quantize(source, tmp_path / "no", **wrong)
 
 
+def test_it_is_not_written_into_its_source(source: Path) -> None:
+    with pytest.raises(UsageError, match="must not lie inside the package"):
+        quantize(source, source / "small")
+
+
 def test_nothing_to_quantize() -> None:
     from causal_attn import models
 

@@ -378,6 +378,26 @@ def test_an_event_loop_reads_streams(generator: Generator) -> None:
         assert asyncio.run(all_of_them(engine)) == [greedy([seed, 1], 12) for seed in range(6)]
 
 
+def test_two_tasks_may_read_one_stream(generator: Generator) -> None:
+    async def both(engine: Engine) -> list[list[int]]:
+        stream = engine.submit([5, 1], max_new_tokens=12)
+
+        async def read() -> list[int]:
+            return [token.id async for token in stream]
+
+        return await asyncio.wait_for(asyncio.gather(read(), read()), 30)
+
+    with Engine(generator) as engine:
+        parts = asyncio.run(both(engine))
+    assert sorted(one for part in parts for one in part) == sorted(greedy([5, 1], 12))
+
+
+@pytest.mark.parametrize("wrong", [None, "package"])
+def test_it_is_made_of_a_generator(wrong: object) -> None:
+    with pytest.raises(UsageError, match=r"must be a Generator, got .* Generator.open"):
+        Engine(wrong)  # type: ignore[arg-type]
+
+
 def test_threads_submit_side_by_side(generator: Generator) -> None:
     found: dict[int, list[int]] = {}
     with Engine(generator, max_running=3) as engine:

@@ -318,6 +318,9 @@ def test_a_call_that_fails_changes_nothing(generator: Generator) -> None:
         ({"seed": -3}, "`seed` must be an integer >= 0"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be from 1e-100 to 1e100"),
         ({"warmth": 1}, "got \\['warmth'\\]"),
+        ({"lookup": None}, "`lookup` must be an integer >= 0"),
+        ({"ends": [VOCABULARY]}, "`ends` must be tokens from 0 to 22"),
+        ({"ends": [-1]}, "`ends` must be tokens from 0 to 22"),
         ({"lookup": 2, "temperature": 1.0}, "`lookup` must be 0 .* temperature 1.0"),
     ],
 )

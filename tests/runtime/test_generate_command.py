@@ -47,6 +47,15 @@ def test_json_is_alone_on_stdout(package: str, capfd: pytest.CaptureFixture[str]
     assert (values["ids"], values["finish"]) == (greedy([3, 17, 9], 10), "context")
 
 
+def test_a_prompt_that_does_not_fit_is_an_error(
+    package: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capfd, package, "--ids", ",".join(["3"] * 13), "-n", "3")
+    assert code != 0
+    assert out.strip() == ""
+    assert "12" in err, "the context is named"
+
+
 def test_a_seed_repeats_it(package: str, capfd: pytest.CaptureFixture[str]) -> None:
     drawn = [
         run(capfd, package, "--ids", "3", "-n", "9", "--temperature", "9", "--seed", seed)[1]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_attn.errors import UsageError
+from causal_attn.runtime.generate.answer import Answer
 from causal_attn.runtime.generate.lookup import guess
 from causal_attn.runtime.generate.stops import Stops
 
@@ -32,6 +36,29 @@ def test_the_text_up_to_the_first_stop_comes_out(pieces: list[str], stops: list[
         assert shown == whole
     elif len(stops) == 1:
         assert shown == whole[: places[0]]
+
+
+class _Half:
+    """A tokenizer whose tokens are the beginning of a character."""
+
+    def pieces(self) -> _Half:
+        return self
+
+    def add(self, token: int) -> str:
+        return ""
+
+    def rest(self) -> str:
+        return "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "finish"), [("\ufffd", "", "stop"), ("x", "\ufffd", "length")]
+)
+def test_a_stop_in_what_is_left_at_the_end_ends_it(stop: str, text: str, finish: str) -> None:
+    whole: Any = _Half()
+    answer = Answer(text=whole, stops=Stops(stop), ends=frozenset(), limit=1, likeliest=None)
+    token = answer.token(3, np.zeros(5, np.float32))
+    assert (token.text, token.finish) == (text, finish)
 
 
 @pytest.mark.parametrize("stops", [3, [""], [None], ["a", 4]])

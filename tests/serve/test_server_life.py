@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,6 +194,17 @@ def test_a_package_that_is_not_verified_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*COMMAND, str(models.path("causal_attention")), "--port", port]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = " ".join(ended.stderr.split())
+    assert ended.returncode == 2
+    assert "`--host` and `--port` must be an address of this machine that nobody" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -200,6 +212,7 @@ def test_a_package_that_is_not_verified_is_refused(tmp_path: Path) -> None:
         (["a b=/"], "names of letters"),
         (["x=/", "x=/"], "different names"),
         (["x=/", "--port", "70000"], "`--port` must be an integer from 0 to 65535, got 70000"),
+        (["x=/", "--port", "9", "--grpc-port", "9"], "`--port` and `--grpc-port` must differ"),
         (["x=/", "--seconds", "0"], "`--seconds` must be a finite number > 0, got 0.0"),
         (["x=/", "--token-file", "/dev/null"], "`--token-file` must have the token"),
     ],

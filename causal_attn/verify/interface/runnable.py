@@ -19,7 +19,7 @@ from causal_attn.verify.feeds.feeder import Sizes
 from causal_attn.verify.interface.discover import BATCH, PAST, TOKENS, Interface
 from causal_attn.verify.interface.graph_lengths import GraphLengths
 
-__all__ = ["Runnable", "find_runnable"]
+__all__ = ["Runnable", "find_reach", "find_runnable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def find_runnable(
     reach = longest
     left: list[str] = []
     if interface.fixed_tokens is None:
-        reach, left = _reach(session, interface, longest, marks.compared)
+        reach, left = find_reach(session, interface, max(_FAR, longest), marks, runs=longest)
     past = pinned.get(PAST, _LONGEST_PAST) if interface.past else 0
     return Runnable(
         interface=interface,
@@ -139,35 +139,48 @@ def _frozen(
     return {}
 
 
-def _reach(
-    session: Session, interface: Interface, longest: int, marks: Sequence[int]
+def find_reach(
+    session: Session, interface: Interface, far: int, marks: GraphLengths, *, runs: int = 1
 ) -> tuple[int, list[str]]:
-    """The most tokens that run without a past, of `_FAR` and those behind `marks`."""
+    """The most tokens that run without a past, of `far` and those behind numbers of the graph.
+
+    Args:
+        session: Of the model.
+        interface: Of the model.
+        far: Tokens that are to be reached in any case.
+        marks: Numbers of the graph. Lengths behind those that it compares with are tried if a call
+            takes no longer than `_SECONDS`.
+        runs: Tokens that are known to run, at most `far`.
+
+    Returns:
+        The tokens, and what was left out and why.
+    """
     past = interface.feeder.pinned.get(PAST, 0)
 
     def fails(length: int) -> str:
         return _failure(session, interface, {TOKENS: length, BATCH: 1, PAST: past})
 
-    far = max(_FAR, longest)
     started = time.monotonic()
     if why := fails(far):
-        reach, why = _last(longest, far, why, fails)
+        reach, why = _last(runs, far, why, fails)
         return reach, [f"lengths above {reach}: the model does not run there ({why})"]
     took = time.monotonic() - started
     reach = far
     left: list[str] = []
-    for mark in sorted(set(marks)):
-        # Attention grows with the square.
-        if mark < far:
+    for mark in sorted(set(marks.compared)):
+        if mark + 1 < reach:
             continue
-        seconds = took * (mark / far) ** 2
+        # Attention grows with the square.
+        seconds = took * (mark / reach) ** 2
         if seconds > _SECONDS:
             left.append(
                 f"lengths from {mark} on, with which the graph compares a number: a call would "
                 f"take about {seconds:.0f} seconds"
             )
-        elif not fails(mark + _BEHIND):
-            reach = mark + _BEHIND
+            continue
+        started = time.monotonic()
+        if not fails(mark + _BEHIND):
+            reach, took = mark + _BEHIND, time.monotonic() - started
     return reach, left[:1]
 
 
