@@ -379,7 +379,7 @@ def test_an_event_loop_reads_streams(generator: Generator) -> None:
 
 
 def test_two_tasks_may_read_one_stream(generator: Generator) -> None:
-    async def both(engine: Engine) -> list[list[int]]:
+    async def both(engine: Engine) -> tuple[list[int], list[int]]:
         stream = engine.submit([5, 1], max_new_tokens=12)
 
         async def read() -> list[int]:
