@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -51,22 +52,26 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     A mask that is kept from call to call would otherwise be a constant of one length to the trace.
     """
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    # Buffers and the like are dicts among the attributes; what they hold is copied above.
-    attributes = [
-        (child, {name: _shelf(held) for name, held in vars(child).items()})
-        for child in module.modules()
+    attributes = [(child, dict(vars(child))) for child in module.modules()]
+    # Buffers, hooks and the like are containers among the attributes: they stay the same ones.
+    filled = [
+        (held, copy.copy(held))
+        for _, named in attributes
+        for held in named.values()
+        if type(held) in (dict, OrderedDict, list, set)
     ]
     try:
         yield
     finally:
-        for child, held in attributes:
+        for child, named in attributes:
             vars(child).clear()
-            vars(child).update(held)
+            vars(child).update(named)
+        for held, before in filled:
+            held.clear()
+            if isinstance(held, list):
+                held.extend(before)
+            else:
+                held.update(before)
         with torch.no_grad():
             for buffer, value in values:
                 buffer.copy_(value)
-
-
-def _shelf(held: Any) -> Any:
-    """`held`, or a copy of it if it is a container, whose entries are not copied."""
-    return copy.copy(held) if type(held) in (dict, list, set) else held

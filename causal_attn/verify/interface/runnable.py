@@ -7,6 +7,7 @@ fails between sizes that run is another matter and fails its check.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -160,27 +161,30 @@ def find_reach(
     def fails(length: int) -> str:
         return _failure(session, interface, {TOKENS: length, BATCH: 1, PAST: past})
 
-    started = time.monotonic()
+    def seconds(length: int) -> float:
+        """Of a call that runs; infinite for one that does not."""
+        started = time.monotonic()
+        return math.inf if fails(length) else time.monotonic() - started
+
     if why := fails(far):
         reach, why = _last(runs, far, why, fails)
         return reach, [f"lengths above {reach}: the model does not run there ({why})"]
-    took = time.monotonic() - started
-    reach = far
+    reach, at, took = far, far, seconds(far)
     left: list[str] = []
     for mark in sorted(set(marks.compared)):
         if mark + 1 < reach:
             continue
-        # Attention grows with the square.
-        seconds = took * (mark / reach) ** 2
-        if seconds > _SECONDS:
+        # Attention grows with the square, what a call takes besides does not.
+        while took * (mark / at) ** 2 > _SECONDS and 4 * at < mark and took * 16 <= _SECONDS:
+            at, took = 4 * at, seconds(4 * at)
+        if took * (mark / at) ** 2 > _SECONDS:
             left.append(
                 f"lengths from {mark} on, with which the graph compares a number: a call would "
-                f"take about {seconds:.0f} seconds"
+                f"take more than {_SECONDS} seconds, or does not run"
             )
-            continue
-        started = time.monotonic()
-        if not fails(mark + _BEHIND):
-            reach, took = mark + _BEHIND, time.monotonic() - started
+        elif (found := seconds(mark + _BEHIND)) < math.inf:
+            reach = at = mark + _BEHIND
+            took = found
     return reach, left[:1]
 
 
