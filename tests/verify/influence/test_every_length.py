@@ -376,18 +376,10 @@ def test_weights_without_a_softmax() -> None:
         scores = b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
         return b("MatMul", b("Trilu", scores, upper=0), x)
 
-    def parts(b: Builder, x: str) -> str:
-        p = Places(b, x)
-        bias = b("Where", p.causal, *(b.const(n, np.float32) for n in (0.0, -np.inf)))
-        scores = b("Add", b("MatMul", x, b("Transpose", x, perm=[0, 2, 1])), bias)
-        last = b.const([-1], INT)
-        raised = b("Exp", b("Sub", scores, b("ReduceMax", scores, last)))
-        return b("MatMul", b("Div", raised, b("ReduceSum", raised, last)), x)
-
     def running(b: Builder, x: str) -> str:
         return b("CumSum", x, b.const(1, INT))
 
-    for function in (linear, parts, running):
+    for function in (linear, running):
         assert prove(made(function), CLAIM).every_length, function
 
 

@@ -63,6 +63,7 @@ def _attention(call: Call) -> list[Symbolic]:
         key = appended(run, earlier, key, 2)
         value = appended(run, call.tensor(5), value, 2)
     scores = _scores(query, key, rows)
+    _scores(query, value, rows)  # raises where features or heads of the values are rows
     places = flat(scores.axes)
     exact = call.opset >= 25
     hidden: list[Mark] = []

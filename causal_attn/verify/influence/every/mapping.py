@@ -44,6 +44,9 @@ __all__ = ["clean", "lowered", "mapped", "multiplied", "selected"]
 
 _BOUNDED = {"Sin", "Cos", "Tanh", "Sigmoid", "Erf"}
 _LARGE = 1e6
+_EXACT = 256
+"""Whole numbers up to here are exact in every float that a kernel computes in."""
+_KEEPS_INFINITY = {"float16", "bfloat16", "float32", "float64"}
 _POSITIVE = {"Exp", "Sigmoid", "Softplus", "Cosh"}
 _LIMITED = {"Acos", "Acosh", "Asin", "Atanh"}
 _KEEPS_LOW = {"Add", "Sum", "Sub", "Where", "Max"}
@@ -107,7 +110,7 @@ def _sign(run: Run, value: Symbolic) -> int:
 def _sign_of(call: Call, values: Sequence[Symbolic], signs: Sequence[int]) -> int:
     op = call.node.op
     if op in _POSITIVE:
-        return POSITIVE
+        return NOT_NEGATIVE if values[0].hidden is not None or values[0].sized else POSITIVE
     if op in ("Abs", "Relu"):
         return NOT_NEGATIVE
     if op == "Mul" and call.node.inputs[0] == call.node.inputs[1]:
@@ -133,6 +136,8 @@ def _leaves_numbers(call: Call, values: Sequence[Symbolic], signs: Sequence[int]
         return signs[0] != POSITIVE
     if op == "Sqrt":
         return signs[0] == ANY
+    if op in ("Exp", "Pow") and any(value.sized for value in values):
+        return True
     if op in ("Div", "Mod"):
         divisor = _only(call.run, values[1])
         return signs[1] != POSITIVE and not divisor
@@ -205,17 +210,20 @@ def _cast(call: Call) -> list[Symbolic]:
         return [result]
     if dtype == np.bool_:
         known = None if value.read is None else _cast_to_bool(value)
-        return [replace(result, read=known, hidden=None, low=None, convex=False)]
+        return [replace(result, read=known, zero=None, hidden=None, low=None, convex=False)]
     wide = dtype.name in ("float32", "float64", "bfloat16")
     if value.read is None:
-        hidden = value.hidden if dtype.kind not in "iub" else None
+        if dtype.name not in _KEEPS_INFINITY:
+            # Saturated, cut to a whole number, wrapped around.
+            return [replace(result, zero=None, hidden=None, low=None, sign=ANY, tainted=True)]
+        hidden = value.hidden
         tainted = value.tainted or (value.low is not None and not wide)
         low = value.low if wide else None
         return [replace(result, low=low, hidden=hidden, tainted=tainted)]
     if value.dtype.kind == "f" or "float" in value.dtype.name:
         if wide:
-            return [result]
-        return [replace(result, read=None, zero=None)]
+            return [_computed(call.run, result, lambda number: number, [value])]
+        return [replace(result, read=None, zero=None, hidden=None, low=None, sign=ANY)]
     if dtype.kind in "iu" and value.dtype.kind in "iub":
         return [_computed(call.run, replace(result, read=None), lambda number: number, [value])]
     # As a float a number of places is exact up to some length only.
@@ -226,7 +234,8 @@ def _cast(call: Call) -> list[Symbolic]:
 def _as_float(number: Affine | float) -> Number:
     if not isinstance(number, Affine):
         return number
-    return None if number.fixed is None else float(number.fixed)
+    exact = number.fixed is not None and abs(number.fixed) <= _EXACT
+    return float(number.constant) if exact else None
 
 
 def _cast_to_bool(value: Symbolic) -> Callable[[Index], Cases]:
@@ -252,17 +261,28 @@ def _computed(
     """`result` with its numbers, where all `values` are known and the function has a formula."""
     if any(value.read is None for value in values):
         return result
-    read = _reader(values, function)
+    read = _reader(values, lambda *all_: _rounded(function(*all_), result.dtype))
     index = run.places(result)[0]
     try:
         numbers = [number for _, number in read(index)]
     except Unclear:
-        return replace(result, read=None)
+        return replace(result, read=None, sized=True)
     if any(isinstance(number, Affine) and not _fits(number, result.dtype) for number in numbers):
-        return replace(result, read=None)
+        return replace(result, read=None, sized=True)
     varies = any(isinstance(number, Affine) and number.terms for number in numbers)
     whole = result.dtype.kind in "iub"
     return replace(result, read=read, sized=result.sized or (varies and not whole))
+
+
+def _rounded(number: Number, dtype: np.dtype[Any]) -> Number:
+    """A float as a kernel has it: the result of one operation, rounded to its type."""
+    if not isinstance(number, float) or dtype.kind in "iub":
+        return number
+    if dtype.name not in ("float16", "float32", "float64"):
+        # bfloat16 keeps what masks and choices are made of.
+        return number if number in (0.0, 1.0) or abs(number) == np.inf else None
+    with np.errstate(over="ignore"):
+        return float(dtype.type(number))
 
 
 def _fits(number: Affine, dtype: np.dtype[Any]) -> bool:
@@ -281,7 +301,9 @@ def _add(call: Call) -> list[Symbolic]:
     if all(value.read is not None for value in same):
         return [_computed(call.run, result, lambda *all_: _total(all_), same)]
     zeros = [surely(value, "zero") for value in same]
-    hidden = [surely(value, "hidden") for value in same]
+    odd = any(value.wild and value.of_rows for value in same)
+    # Infinity and minus infinity are no number.
+    hidden = [] if odd else [surely(value, "hidden") for value in same]
     low = one_of([surely(v, "low") for v in same]) if lowered(call.run, same) else None
     return [replace(result, zero=_all_of(zeros), hidden=one_of(hidden), low=low)]
 
@@ -306,7 +328,8 @@ def _sub(call: Call) -> list[Symbolic]:
         return [_computed(call.run, result, _difference, same)]
     low = surely(one, "low") if lowered(call.run, [one]) else None
     tainted = result.tainted or lowered(call.run, [other])
-    return [replace(result, hidden=surely(one, "hidden"), low=low, tainted=tainted)]
+    hidden = None if other.wild and other.of_rows else surely(one, "hidden")
+    return [replace(result, hidden=hidden, low=low, tainted=tainted)]
 
 
 def _difference(one: Affine | float, other: Affine | float) -> Number:
@@ -326,10 +349,17 @@ def multiplied(call: Call, same: Sequence[Symbolic], result: Symbolic) -> Symbol
     if one.read is not None and other.read is not None:
         return _computed(call.run, result, _product, same)
     zero = one_of([silent(other, surely(one, "zero")), silent(one, surely(other, "zero"))])
+    if any(_endless(call.run, value) for value in same):
+        result = replace(result, wild=True)
     for scores, factor in (same, same[::-1]):
         if scores.hidden is not None and _positive(call.run, factor):
             return replace(result, zero=zero, hidden=scores.hidden)
     return replace(result, zero=zero)
+
+
+def _endless(run: Run, value: Symbolic) -> bool:
+    """Whether it is known to hold an infinity."""
+    return any(not isinstance(n, Affine) and abs(n) == np.inf for n in run.seen(value))
 
 
 def _positive(run: Run, value: Symbolic) -> bool:
@@ -356,8 +386,10 @@ def _div(call: Call) -> list[Symbolic]:
         return [_computed(call.run, result, partial(_quotient, call.run), [one, other])]
     (one, other), result = mapped(call, [one, other])
     positive = _positive(call.run, other)
+    whole = positive or _sign(call.run, other) == POSITIVE
     return [replace(
-        result, zero=surely(one, "zero"), hidden=surely(one, "hidden") if positive else None,
+        result, zero=surely(one, "zero") if whole else None,
+        hidden=surely(one, "hidden") if positive else None,
     )]  # fmt: skip
 
 
@@ -496,12 +528,17 @@ def _where(call: Call) -> list[Symbolic]:
 def selected(run: Run, same: Sequence[Symbolic], result: Symbolic) -> Symbolic:
     """One of two tensors, by a condition, all side by side."""
     condition, one, other = same
+    if one.read is None and other.read is None and condition.read is not None:
+        # Data of two kinds, by length: one may be as large as it likes.
+        run.grows = True
     # Zeros in place of weights leave a sum of weights at most one.
     convex = any(
         value.convex and _nothing(run, rest) for value, rest in ((one, other), (other, one))
     )
     result = replace(result, convex=convex)
     if condition.read is None:
+        if lowered(run, [one, other]):
+            raise Unclear("data decides where the number of a mask stands")
         # Whichever is chosen, both say so.
         zero, hidden, low = (
             _all_of([surely(one, what), surely(other, what)]) for what in ("zero", "hidden", "low")

@@ -249,9 +249,11 @@ def _reduce(call: Call) -> list[Symbolic]:
     what = {"ReduceMax": "hidden", "ReduceLogSumExp": "hidden"}.get(op, "zero")
     quiet = surely(value, what) if op in _QUIET else one_of(())
     made = summed(run, value, axes, quiet)
+    one = Affine(1)
+    empty = any(not run.at_most(one, f.size) for at in axes for f in value.axes[at])
     keep = call.attributes.get("keepdims", 1)
     kept = [() if at in axes else axis for at, axis in enumerate(made) if keep or at not in axes]
     return [Symbolic(
         tuple(kept), value.dtype, sized=value.sized, tainted=_tainted(value) and op != "ReduceMax",
-        wild=value.wild, sign=value.sign if op in _SIGNED else ANY,
+        wild=value.wild or empty, sign=value.sign if op in _SIGNED and not empty else ANY,
     )]  # fmt: skip

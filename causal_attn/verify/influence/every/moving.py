@@ -551,6 +551,8 @@ def _cumsum(call: Call) -> list[Symbolic]:
     if len(cases) != 1 or not isinstance(cases[0][1], Affine) or cases[0][1].fixed is None:
         return [result]
     step, first = cases[0][1].fixed, 0 if call.attributes.get("exclusive", 0) else 1
+    if value.dtype != np.int64:
+        return [result]
 
     def counted(index: Index) -> Cases:
         return ((_TRUE, (index[at.start] + first).times(step)),)

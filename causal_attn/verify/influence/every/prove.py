@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from causal_attn.verify.influence.every import attending, mapping, mixing, moving  # noqa: F401
 from causal_attn.verify.influence.every.affine import Affine, Every
-from causal_attn.verify.influence.every.run import PAST, RULES, TOKENS, Call, Run
+from causal_attn.verify.influence.every.run import LONGEST, PAST, RULES, TOKENS, Call, Run
 from causal_attn.verify.influence.every.symbolic import Axis, Factor, Index, Symbolic, Unclear
 from causal_attn.verify.influence.feed import Known, bind
 from causal_attn.verify.influence.graph import Graph, Node, Reference, Stored
@@ -21,6 +22,10 @@ __all__ = ["EveryLength", "prove_every_length"]
 
 _SIZES = (1, 2, 3, 7, 34, 65, 257)
 """Lengths and pasts at which the values of a fixed input must follow its formula."""
+
+
+_FAR = 100_003
+"""And one that no table of values has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,15 @@ def _outputs(
     known = [item for item in given if not isinstance(item, Unclear)]
     program = question.program
     try:
+        _require_plain(run, node, [item for item in known if item is not None])
         if rule is None or (node.domain, node.op, node.overload) in program.functions:
             raise Unclear("it is not followed at every length")
         if any(isinstance(item, Reference | Graph) for item in node.attributes.values()):
             raise Unclear("it has a body")
         opset = program.opsets.get(node.domain, 1)
         made = rule(Call(run, node, known, node.attributes, opset))
+        if any(not run.at_most(f.size, Affine(LONGEST)) for item in made for f in item.factors):
+            raise Unclear("an axis may be longer than all tokens")
         if len(made) < len(node.outputs):
             raise Unclear("it has more outputs than are followed")
         return {name: value for name, value in zip(node.outputs, made, strict=False) if name}
@@ -98,6 +106,26 @@ def _outputs(
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         # A node whose inputs do not fit together.
         return dict.fromkeys(names, Unclear(f"{node}: its inputs do not fit ({error})"))
+
+
+_MASKING = {
+    "Add", "Attention", "Cast", "CastLike", "Concat", "Expand", "Identity", "Reshape",
+    "Slice", "Softmax", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+"""What a mask's number may go through."""
+
+
+def _require_plain(run: Run, node: Node, given: Sequence[Symbolic]) -> None:
+    """Refuse what makes of a finite mask something else, or numbers that are none.
+
+    Raises:
+        Unclear: It does.
+    """
+    if node.op not in _MASKING and mapping.lowered(run, given):
+        raise Unclear("the finite number of a mask goes through it")
+    floats = [item for item in node.attributes.values() if isinstance(item, float)]
+    if not all(map(math.isfinite, floats)) or node.attributes.get("epsilon", 1.0) <= 0:
+        raise Unclear("an attribute lets it make what is no number")
 
 
 def _beyond_its_row(run: Run, value: Symbolic | Unclear, axis: int) -> str:
@@ -138,6 +166,8 @@ def _inputs(run: Run, question: Question, pasts: tuple[int, ...]) -> dict[str, S
                 row = run.past if role[0] == "tokens" else Affine()
                 sizes.append((Factor(size, row),))
                 continue
+            if isinstance(dim, str) and not dim.isidentifier():
+                raise Unclear(f"input {name!r}: its dim {dim!r} may follow the length")
             known = {
                 bound.get(dim, 1) if isinstance(dim, str) else dim for bound in bounds if bound
             }
@@ -189,7 +219,9 @@ def _held(
     start, step = int(base[0]), int(base[1] - base[0]) if len(base) > 1 else 0
     by_tokens = int(at(3, pasts[0])[0]) - start
     by_past = int(at(2, pasts[0] + 1)[0]) - start if len(sizes) > 1 else 0
-    for tokens, past in product(_SIZES, sizes):
+    if not np.can_cast(np.int32, value.dtype):
+        raise Unclear(f"input {name!r} has places of {value.dtype}")
+    for tokens, past in (*product(_SIZES, sizes), (_FAR, pasts[0])):
         seen = at(tokens, past)
         first = start + by_tokens * (tokens - 2) + by_past * (past - pasts[0])
         if not np.array_equal(seen, first + step * np.arange(len(seen))):

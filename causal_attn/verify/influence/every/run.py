@@ -157,6 +157,12 @@ class Run:
         value = Symbolic(axes, array.dtype)
         if not array.size or array.dtype.kind not in "biuf":
             return value
+        if array.dtype.kind == "f":
+            odd = np.isnan(array).any() or np.isposinf(array).any()
+            large = np.abs(array[np.isfinite(array)], dtype=np.float64).max(initial=0) > 1e6
+            value = replace(
+                value, wild=bool(odd), tainted=bool(large and (array != array.flat[0]).any())
+            )
         first = array.reshape(-1)[0]
         if (array == first).all():
             only = _number(first)

@@ -1,0 +1,238 @@
+"""Graphs made to be called causal at every length though each leaks at one: none is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from influence_graphs import Builder
+from onnx import ModelProto, TensorProto, numpy_helper
+from test_every_length import CLAIM, INT, Places
+
+from causal_attn.package.certificate import Verdict
+from causal_attn.verify.influence import Claim, positions, prove
+
+F = np.float32
+Write = Callable[[Builder, str], str]
+
+
+def model_of(write: Write, opset: int = 18) -> ModelProto:
+    b = Builder(opset)
+    return b.model({"y": write(b, b.input("x", ["batch", "tokens", 4]))})
+
+
+def scores(b: Builder, x: str) -> str:
+    return b("MatMul", x, b("Transpose", x, perm=[0, 2, 1]))
+
+
+def attention(b: Builder, x: str, visible: str, value: str = "", fill: float = -np.inf) -> str:
+    bias = b("Where", visible, b.const(0.0, F), b.const(fill, F))
+    weights = b("Softmax", b("Add", scores(b, x), bias), axis=-1)
+    return b("MatMul", weights, value or x)
+
+
+def opened_late(when: Callable[[Builder, Places], str]) -> Write:
+    """Everything is seen from 301 tokens on, where `when` holds, which it does."""
+
+    def write(b: Builder, x: str) -> str:
+        p = Places(b, x)
+        late = p.op("And", when(b, p), p.longer(300))
+        return attention(b, x, p.op("Or", p.causal, late))
+
+    return write
+
+
+def divided(by: Callable[[Builder, Places], str]) -> Write:
+    """Values divided by what is zero at some length, so that 0 times infinity is NaN."""
+
+    def write(b: Builder, x: str) -> str:
+        p = Places(b, x)
+        return attention(b, x, p.causal, b("Relu", b("Div", x, by(b, p))))
+
+    return write
+
+
+def cut_sigmoid(b: Builder, p: Places) -> str:
+    left = b("Sigmoid", p.cast(p.op("Sub", p.at(300), p.length), TensorProto.FLOAT))
+    return b("Cast", b("Cast", left, to=TensorProto.INT64), to=TensorProto.FLOAT)
+
+
+def sum_over_nothing(b: Builder, p: Places) -> str:
+    rest = b("Unsqueeze", p.op("Mod", p.length, 100), b.const([0], INT))
+    return b("ReduceSum", b("Exp", b("ConstantOfShape", rest)), b.const([0], INT))
+
+
+def counted_in_32_bits(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    step = numpy_helper.from_array(np.array([1 << 20], np.int32))
+    steps = b("ConstantOfShape", b("Unsqueeze", p.length, b.const([0], INT)), value=step)
+    counted = b("CumSum", steps, b.const(0, INT), exclusive=1)
+    column = b("Unsqueeze", b("Cast", counted, to=TensorProto.INT64), b.const([0], INT))
+    return attention(b, x, b("LessOrEqual", column, p.op("Mul", p.row, 1 << 20)))
+
+
+def nan_as_true(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    visible = p.op("And", p.causal, b("Not", p.op("Equal", p.row, 300)))
+    bias = b("Where", visible, b.const(0.0, F), b.const(-np.inf, F))
+    weights = b("Softmax", b("Add", scores(b, x), bias), axis=-1)
+    true = b("Cast", weights, to=TensorProto.BOOL)
+    return b("MatMul", b("Cast", true, to=TensorProto.FLOAT), x)
+
+
+def zero_by_later(b: Builder, x: str) -> str:
+    keys = b("Transpose", b("ReduceSum", x, b.const([2], INT)), perm=[0, 2, 1])
+    return b("MatMul", b("Div", b("Trilu", scores(b, x), upper=0), keys), x)
+
+
+def infinity_beside_the_mask(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    keys = b("Transpose", b("ReduceSum", x, b.const([2], INT)), perm=[0, 2, 1])
+    bias = b("Where", p.causal, b.const(0.0, F), b.const(-np.inf, F))
+    odd = b("Add", b("Add", scores(b, x), b("Reciprocal", b("Relu", keys))), bias)
+    return b("MatMul", b("Softmax", odd, axis=-1), x)
+
+
+def features_that_are_tokens(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    turned = b("Transpose", x, perm=[0, 2, 1])
+    keys = b.const(np.zeros((1, 4, 4)), F)
+    seen = b("Attention", x, keys, turned, q_num_heads=1, kv_num_heads=1)
+    late = p.cast(p.longer(300), TensorProto.FLOAT)
+    return b("Add", x, b("Mul", b("ReduceSum", seen, b.const([2], INT)), late))
+
+
+def mask_cancelled(wash: Callable[[Builder, str], str]) -> Write:
+    """The number of a finite mask, turned around, is added to it from 301 tokens on."""
+
+    def write(b: Builder, x: str) -> str:
+        x = b("Tanh", x)
+        p = Places(b, x)
+        late = b("And", b("Not", p.causal), p.longer(300))
+        low = b("Where", late, b.const(-3e38, F), b.const(0.0, F))
+        against = b("Neg", wash(b, low))
+        bias = b("Where", p.causal, b.const(0.0, F), b.const(-3e38, F))
+        return b(
+            "MatMul", b("Softmax", b("Add", b("Add", scores(b, x), against), bias), axis=-1), x
+        )
+
+    return write
+
+
+def data_places_a_finite_mask(b: Builder, x: str) -> str:
+    x = b("Tanh", x)
+    p = Places(b, x)
+    sums = b("Transpose", b("ReduceSum", x, b.const([2], INT)), perm=[0, 2, 1])
+    kept = b("Or", b("Greater", sums, b.const(0.0, F)), b("Not", p.longer(300)))
+    low = b.const(-3e38, F)
+    return b(
+        "MatMul",
+        b("Softmax", b("Where", p.causal, b("Where", kept, scores(b, x), low), low), axis=-1),
+        x,
+    )
+
+
+def grown_by_length(b: Builder, x: str) -> str:
+    x = b("Tanh", x)
+    p = Places(b, x)
+    large = x
+    for factor in (1e5, 1e5, 1e5, 1.2e4):
+        large = b("Mul", large, b.const(factor, F))
+    large = b("Where", p.longer(300), large, x)
+    against = b("MatMul", b("Neg", large), b("Transpose", large, perm=[0, 2, 1]))
+    bias = b("Where", p.causal, b.const(0.0, F), b.const(-3e38, F))
+    return b("MatMul", b("Softmax", b("Add", against, bias), axis=-1), x)
+
+
+def saturated(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    bias = b("Where", p.causal, b.const(0.0, F), b.const(-np.inf, F))
+    masked = b("Add", scores(b, x), bias)
+    small = b("Cast", b("Cast", masked, to=TensorProto.FLOAT8E4M3FN), to=TensorProto.FLOAT)
+    some = b("Where", p.longer(300), b("Mul", small, b.const(0.01, F)), masked)
+    return b("MatMul", b("Softmax", some, axis=-1), x)
+
+
+def equal_in(dtype: int, one: int, other: float) -> Callable[[Builder, Places], str]:
+    """A whole number that `dtype` does not have, compared with the one next to it."""
+
+    def when(b: Builder, p: Places) -> str:
+        short = b("Cast", b("Cast", p.at(one), to=dtype), to=TensorProto.FLOAT)
+        return b("Equal", short, b.const(other, F))
+
+    return when
+
+
+ATTACKS: dict[str, ModelProto] = {
+    "2,049 in float16": model_of(opened_late(equal_in(TensorProto.FLOAT16, 2049, 2048.0))),
+    "2^24 + 1 in float32": model_of(
+        opened_late(equal_in(TensorProto.FLOAT, 16777217, 16777216.0))
+    ),
+    "a sum rounded to float32": model_of(
+        opened_late(
+            lambda b, p: b("Equal", b("Add", b.const(1e8, F), b.const(1.0, F)), b.const(1e8, F))
+        )
+    ),
+    "float64 cast to float32": model_of(
+        opened_late(
+            lambda b, p: b(
+                "Equal",
+                b("Cast", b.const(1e8 + 1, np.float64), to=TensorProto.FLOAT),
+                b.const(1e8, F),
+            )
+        )
+    ),
+    "a count in 32 bits": model_of(counted_in_32_bits),
+    "a sigmoid cut to a whole number": model_of(divided(cut_sigmoid)),
+    "a sum over nothing": model_of(divided(sum_over_nothing)),
+    "an exponential of the length": model_of(
+        divided(lambda b, p: b("Exp", b("Neg", p.cast(p.length, TensorProto.FLOAT))))
+    ),
+    "NaN as true": model_of(nan_as_true),
+    "zero by what comes later": model_of(zero_by_later),
+    "infinity beside the mask": model_of(infinity_beside_the_mask),
+    "features that are tokens": model_of(features_that_are_tokens, 23),
+    "a mask cancelled by a sum": model_of(
+        mask_cancelled(
+            lambda b, low: b(
+                "ReduceSum", b("Unsqueeze", low, b.const([2], INT)), b.const([2], INT), keepdims=0
+            )
+        )
+    ),
+    "a mask cancelled by a maximum": model_of(
+        mask_cancelled(lambda b, low: b("Max", low, b.const(np.array([[-3e38]]), F)))
+    ),
+    "data places a finite mask": model_of(data_places_a_finite_mask),
+    "scores grown by the length": model_of(grown_by_length),
+    "-inf saturated": model_of(saturated, 19),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_is_causal_at_every_length(attack: str) -> None:
+    proof = prove(ATTACKS[attack], CLAIM)
+    assert not proof.every_length
+    assert proof.other_lengths or proof.verdict is not Verdict.CAUSAL, "it is said why"
+
+
+def test_places_in_8_bits_are_no_formula() -> None:
+    b = Builder(18)
+    x, places = b.input("x", ["batch", "tokens", 4]), b.input("at", ["tokens"], TensorProto.UINT8)
+    p = Places(b, x)
+    column = b("Unsqueeze", b("Cast", places, to=TensorProto.INT64), b.const([0], INT))
+    model = b.model({"y": attention(b, x, b("LessOrEqual", column, p.row))})
+    claim = Claim(
+        tokens={"x": 1, "at": 0}, outputs={"y": 1}, known={"at": positions}, lengths=(1, 2, 5)
+    )
+    assert not prove(model, claim).every_length
+
+
+@pytest.mark.parametrize("dim", ["tokens//300", "past_tokens + tokens"])
+def test_a_dim_that_may_follow_the_length_is_no_number(dim: str) -> None:
+    b = Builder(18)
+    x, other = b.input("x", ["batch", "tokens", 4]), b.input("other", [dim])
+    p = Places(b, x)
+    reach = p.op("Add", p.row, b("Squeeze", b("Shape", other), b.const([0], INT)))
+    model = b.model({"y": attention(b, x, b("Less", p.column, reach))})
+    assert not prove(model, CLAIM).every_length
