@@ -41,7 +41,7 @@ MARGIN = 4
 ALL_EXPORTED = [name for name, target in TARGETS.items() if target.refusal is None]
 EXPORTED = [
     pytest.param(TARGETS[name], dtype, id=f"{name}-{dtype}")
-    for name in sampled(ALL_EXPORTED, len(ALL_EXPORTED) // 3)
+    for name in sampled(ALL_EXPORTED, len(ALL_EXPORTED) // 4)
     for dtype in TARGETS[name].dtypes
 ]
 REFUSED = [
