@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
+from graph_of_lines import Dims, save_graph
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from causal_attn.runtime import Session
 from causal_attn.verify import verify
 from causal_attn.verify.report import VariantReport
 
-Dims = list[str | int]
-
 ROWS: Dims = ["batch", "sequence_length", 4]
 CACHE: Dims = ["batch", "past_sequence_length", 4]
 BY_TOKEN: Dims = ["batch", "sequence_length"]
+TYPES = {
+    "inputs_embeds": TensorProto.FLOAT, "past_key": TensorProto.FLOAT,
+    "encoder_hidden_states": TensorProto.FLOAT, "use_cache_branch": TensorProto.BOOL,
+}  # fmt: skip
 SUMS = "one = Constant <value_int = 1> () sums = CumSum (inputs_embeds, one)"
 ADDED = f"{SUMS} number = Cast <to = 1> ({{name}}) {{widen}} y = Add (sums, wide)"
 WIDEN = "last = Constant <value_ints = [-1]> () wide = Unsqueeze (number, last)"
@@ -31,30 +33,10 @@ ALL = """
 
 
 def save(path: Path, inputs: Mapping[str, Dims], lines: str, *, cache: bool = False) -> Path:
-    graph = onnx.parser.parse_graph("g (float[1] unused) => (float[1] y) {" + lines + "}")
-    kinds = {
-        "inputs_embeds": TensorProto.FLOAT, "past_key": TensorProto.FLOAT,
-        "encoder_hidden_states": TensorProto.FLOAT, "use_cache_branch": TensorProto.BOOL,
-    }  # fmt: skip
     outputs = {"y": ROWS}
     if cache:
         outputs["present_key"] = ["batch", "total_sequence_length", 4]
-    made = helper.make_graph(
-        list(graph.node),
-        "g",
-        [
-            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.INT64), dims)
-            for name, dims in inputs.items()
-        ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in outputs.items()
-        ],
-    )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
+    return save_graph(path, inputs, outputs, lines, types=TYPES, otherwise=TensorProto.INT64)
 
 
 def verified(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[VariantReport, set[str]]:

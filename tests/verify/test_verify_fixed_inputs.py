@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_of_lines import Dims, save_graph
+from onnx import TensorProto, helper
 
 from causal_attn.cli.tables import verdict_line
 from causal_attn.package.certificate import Certificate, Check, Verdict
@@ -17,8 +18,6 @@ from causal_attn.verify.checks.proof import PROOF
 from causal_attn.verify.influence import proof
 from causal_attn.verify.page.headline import headline
 from causal_attn.verify.report import VariantReport
-
-Dims = list[str | int]
 
 LENGTHS = (1, 2, 9)
 EMBEDDED: Dims = ["batch", "sequence_length", 4]
@@ -42,41 +41,24 @@ HIDE = """
     weights = Softmax (masked)
     mixed = MatMul (weights, keys)
 """
+TYPES = {
+    "inputs_embeds": TensorProto.FLOAT, "past_key_0": TensorProto.FLOAT,
+    "use_cache_branch": TensorProto.BOOL,
+}  # fmt: skip
+STORED = {
+    "zero": np.array(0), "one": np.array(1), "axis": np.array([1]), "hidden": np.float32(-np.inf),
+}  # fmt: skip
 KEYS = "one_axis = Constant <value_ints = [1]> () query = Unsqueeze (inputs_embeds, one_axis)"
 
 
 def save(path: Path, inputs: dict[str, Dims], body: str, *, cache: bool = False) -> Path:
     """A graph of the lines in `body`, which end in ``y`` and, with a cache, ``present_key_0``."""
-    graph = onnx.parser.parse_graph("g (float[1] unused) => (float[1] y) {" + body + "}")
-    kinds = {
-        "inputs_embeds": TensorProto.FLOAT,
-        "past_key_0": TensorProto.FLOAT,
-        "use_cache_branch": TensorProto.BOOL,
-    }
-    stored = {
-        "zero": np.array(0), "one": np.array(1), "axis": np.array([1]),
-        "hidden": np.float32(-np.inf),
-    }  # fmt: skip
-    outputs = {"y": EMBEDDED}
+    outputs: dict[str, Dims] = {"y": EMBEDDED}
     if cache:
         outputs["present_key_0"] = ["batch", 1, "total", 4]
-    made = helper.make_graph(
-        list(graph.node),
-        "g",
-        [
-            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.INT64), dims)
-            for name, dims in inputs.items()
-        ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in outputs.items()
-        ],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()],
+    return save_graph(
+        path, inputs, outputs, body, stored=STORED, types=TYPES, otherwise=TensorProto.INT64
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
 
 
 def report(path: Path) -> VariantReport:

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graph_of_lines import Dims, save_graph
+from onnx import TensorProto, helper
 
 from causal_attn.package.certificate import Check
 from causal_attn.verify import verify
 from causal_attn.verify.report import VariantReport
-
-Dims = list[str | int]
 
 ROWS: Dims = ["batch", "sequence_length", 4]
 STATE: Dims = ["batch", 1, 4]
@@ -26,25 +25,8 @@ NUMBERS = {
 
 
 def save(path: Path, inputs: dict[str, Dims], outputs: dict[str, Dims], lines: str) -> Path:
-    graph = onnx.parser.parse_graph("g (float[1] unused) => (float[1] y) {" + lines + "}")
-    kinds = {"use_cache_branch": TensorProto.BOOL}
-    made = helper.make_graph(
-        list(graph.node),
-        "g",
-        [
-            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), dims)
-            for name, dims in inputs.items()
-        ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in outputs.items()
-        ],
-        [numpy_helper.from_array(array, name) for name, array in NUMBERS.items()],
-    )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-    return path
+    types = {"use_cache_branch": TensorProto.BOOL}
+    return save_graph(path, inputs, outputs, lines, stored=NUMBERS, types=types)
 
 
 def report(path: Path) -> VariantReport:

@@ -141,6 +141,25 @@ def test_features_may_have_the_scale_of_another_block(tmp_path: Path, points: st
         close(*both(path, feed))
 
 
+def test_a_plain_run_is_as_far_off_as_the_kernel_in_long_sums(tmp_path: Path) -> None:
+    """The kernel adds up term after term; a product in tiles would be half as far off."""
+    features, rows = 2048, 64
+    rng = np.random.default_rng(4)
+    weights: dict[str, Array | None] = {
+        "b": packed(rng.integers(0, 16, (rows, features // 32, 32)), 4),
+        "scales": rng.uniform(0.5, 1, (rows, features // 32)).astype(np.float32),
+    }
+    feed = rng.normal(size=(1, 33, features)).astype(np.float32)
+    path = model_of(
+        tmp_path / "m.onnx", "MatMulNBits", feed, weights,
+        K=features, N=rows, bits=4, block_size=32,
+    )  # fmt: skip
+    found, wide = both(path, feed)
+    plain = GraphRun(path, wide=False)({"x": feed})["y"]
+    kernel, honest = (float(np.sqrt(np.mean((run - wide) ** 2))) for run in (found, plain))
+    assert kernel <= 1.3 * honest
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_honest_runs_narrow_data_where_the_kernel_may(tmp_path: Path, bits: int) -> None:
     """At accuracy level 4 the kernel makes 8-bit integers of its data: no fault, and no secret."""
