@@ -5,7 +5,8 @@
     affine      conditions on whole numbers, and whether they can hold together
     symbolic    a tensor of any length
     run         one evaluation: sizes, questions, rules by operator
-    mapping, moving, mixing    the rules
+    mapped      what rules start from whose elements stay at their places
+    mapping, arithmetic, choosing, shaping, regrouping, moving, mixing, attending    the rules
     prove       the inputs, the nodes in order, the outputs
 
 The proof of one call follows sets of positions, at sizes that are numbers. Here sizes are formulas

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from causal_attn.verify.influence.every.affine import Affine, Condition, less
-from causal_attn.verify.influence.every.mapping import clean, lowered
+from causal_attn.verify.influence.every.mapped import clean, lowered
 from causal_attn.verify.influence.every.mixing import softmax, summed
 from causal_attn.verify.influence.every.moving import appended
 from causal_attn.verify.influence.every.run import Call, Run, rule, silent

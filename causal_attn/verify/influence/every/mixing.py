@@ -14,8 +14,8 @@ from causal_attn.verify.influence.every.affine import (
     negated,
     settled,
 )
-from causal_attn.verify.influence.every.mapping import lowered, mapped
-from causal_attn.verify.influence.every.moving import transposed
+from causal_attn.verify.influence.every.mapped import lowered, mapped
+from causal_attn.verify.influence.every.regrouping import transposed
 from causal_attn.verify.influence.every.run import Call, Run, axis_of, rule, silent
 from causal_attn.verify.influence.every.symbolic import (
     Axis,

@@ -10,8 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from causal_attn.verify.influence.every import attending, mapping, mixing, moving  # noqa: F401
+from causal_attn.verify.influence.every import (  # noqa: F401  importing a module registers its rules
+    arithmetic,
+    attending,
+    choosing,
+    mapping,
+    mixing,
+    moving,
+    regrouping,
+    shaping,
+)
 from causal_attn.verify.influence.every.affine import Affine, Every
+from causal_attn.verify.influence.every.mapped import lowered
 from causal_attn.verify.influence.every.run import LONGEST, PAST, RULES, TOKENS, Call, Run
 from causal_attn.verify.influence.every.symbolic import Axis, Factor, Index, Symbolic, Unclear
 from causal_attn.verify.influence.feed import Known, bind
@@ -121,7 +131,7 @@ def _require_plain(run: Run, node: Node, given: Sequence[Symbolic]) -> None:
     Raises:
         Unclear: It does.
     """
-    if node.op not in _MASKING and mapping.lowered(run, given):
+    if node.op not in _MASKING and lowered(run, given):
         raise Unclear("the finite number of a mask goes through it")
     floats = [item for item in node.attributes.values() if isinstance(item, float)]
     if not all(map(math.isfinite, floats)) or node.attributes.get("epsilon", 1.0) <= 0:
