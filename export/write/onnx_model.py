@@ -29,6 +29,7 @@ from causal_attn.export.write.complex_pairs import has_complex, write_complex_as
 from causal_attn.export.write.inline_functions import write_functions
 from causal_attn.export.write.ordinary_ops import ORDINARY
 from causal_attn.export.write.repeated_nodes import drop_repeated_nodes
+from causal_attn.export.write.rewriting import rules_at_their_operators
 from causal_attn.export.write.rotary import expand_angles
 from causal_attn.export.write.weights import weights_aside
 from causal_attn.package.contract import TensorContract
@@ -81,7 +82,7 @@ def lower(captured: Captured, form: Form, opset: int) -> Lowered:
             )
             if onnx_program is None:
                 raise CaptureError(f"torch.onnx returned no model; {log.pointer()}.")
-            with weights_aside(onnx_program.model):
+            with weights_aside(onnx_program.model), rules_at_their_operators():
                 onnx_program.optimize()
     except CaptureError:
         raise
