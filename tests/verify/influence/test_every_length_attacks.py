@@ -72,6 +72,16 @@ def counted_in_32_bits(b: Builder, x: str) -> str:
     return attention(b, x, b("LessOrEqual", column, p.op("Mul", p.row, 1 << 20)))
 
 
+def counted_in_64_bits(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    step = numpy_helper.from_array(np.array([1 << 54], INT))
+    steps = b("ConstantOfShape", b("Unsqueeze", p.length, b.const([0], INT)), value=step)
+    counted = b("CumSum", steps, b.const(0, INT), exclusive=1)
+    column = b("Unsqueeze", counted, b.const([0], INT))
+    row = b("Unsqueeze", counted, b.const([1], INT))
+    return attention(b, x, b("LessOrEqual", column, row))
+
+
 def nan_as_true(b: Builder, x: str) -> str:
     p = Places(b, x)
     visible = p.op("And", p.causal, b("Not", p.op("Equal", p.row, 300)))
@@ -184,6 +194,7 @@ ATTACKS: dict[str, ModelProto] = {
         )
     ),
     "a count in 32 bits": model_of(counted_in_32_bits),
+    "places counted in steps that 64 bits do not hold": model_of(counted_in_64_bits),
     "a sigmoid cut to a whole number": model_of(divided(cut_sigmoid)),
     "a sum over nothing": model_of(divided(sum_over_nothing)),
     "an exponential of the length": model_of(

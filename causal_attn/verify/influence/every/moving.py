@@ -17,7 +17,7 @@ from causal_attn.verify.influence.every.affine import (
     negated,
     settled,
 )
-from causal_attn.verify.influence.every.run import Call, Run, axis_of, rule
+from causal_attn.verify.influence.every.run import LONGEST, Call, Run, axis_of, rule
 from causal_attn.verify.influence.every.symbolic import (
     Axis,
     Cases,
@@ -335,7 +335,8 @@ def _cumsum(call: Call) -> list[Symbolic]:
     if len(cases) != 1 or not isinstance(cases[0][1], Affine) or cases[0][1].fixed is None:
         return [result]
     step, first = cases[0][1].fixed, 0 if call.attributes.get("exclusive", 0) else 1
-    if value.dtype != np.int64:
+    # The largest count must be a number of the dtype.
+    if value.dtype != np.int64 or (abs(step) + 1) * LONGEST >= 1 << 63:
         return [result]
 
     def counted(index: Index) -> Cases:
