@@ -5,7 +5,10 @@ Honest runs are plain ones at every call and runs with every result rounded at r
 One draw of roundings says little, so they are pooled: of each output, the largest error that an
 honest run makes in any call, in parts of the largest value there. Two things are asked:
 
-- no value is off by more than four times that, plus a few units in the last place;
+- no value is off by more than four times that, plus a few units in the last place. A call may be
+  worse conditioned than all others (one row of a deep decoder behind a random past: 200 times its
+  neighbours), so where a value is off by more, `Errors.call` names the call, and honest runs of it
+  that are added then (`HonestErrors.again`) count for that call alone;
 - over the calls, the median of the graph's root mean square error is at most twice that of the
   honest runs, plus a quarter of a unit. A mean over all values hardly depends on luck, so a fault
   that moves every value a little is found where the largest error would hide it.
@@ -46,12 +49,14 @@ class Errors:
 
     Attributes:
         fault: What is wrong, as a sentence without its full stop; empty if nothing is.
+        call: With a fault, the call that more honest runs could clear; empty if none could.
         powerless: Why nothing could have been found, likewise.
         figures: Of each output, its largest share of the budget and its typical error.
         worst: The error that takes the largest share of its budget; ``None`` with a fault.
     """
 
     fault: str = ""
+    call: str = ""
     powerless: str = ""
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     worst: Comparison | None = None
@@ -61,7 +66,7 @@ class HonestErrors:
     """Collects errors call by call, and judges them together."""
 
     def __init__(self) -> None:
-        self._outputs: dict[str, _Output] = defaultdict(_Output)
+        self._outputs: dict[str, _Output] = {}
 
     def add(
         self, call: str, actual: Results, oracle: Results, honest: Mapping[str, Results]
@@ -81,13 +86,25 @@ class HonestErrors:
             found = deviation(result, oracle[name])
             if found.fault:
                 return f"`{name}` {call}: {found.fault}"
-            self._outputs[name].graph.append((call, found))
+            output = self._outputs.setdefault(name, _Output(dtype=result.dtype))
+            output.graph.append((call, found))
             for kind, run in honest.items():
-                # A run that is rounded at random is a float64 array of the graph's dtype.
-                with np.errstate(over="ignore"):
-                    rounded = run[name].astype(result.dtype)
-                self._outputs[name].honest[kind].append(deviation(rounded, oracle[name]))
+                rounded = _as(run[name], result.dtype)
+                output.honest[kind].append(deviation(rounded, oracle[name]))
         return ""
+
+    def again(self, call: str, oracle: Results, honest: Mapping[str, Results]) -> None:
+        """Take more honest runs of a call that was added.
+
+        Args:
+            call: As it was given to `add`.
+            oracle: The right values, in float64.
+            honest: Results by the kind of run.
+        """
+        for name, output in self._outputs.items():
+            output.again[call] += [
+                deviation(_as(run[name], output.dtype), oracle[name]) for run in honest.values()
+            ]
 
     def judged(self) -> Errors:
         """What all calls amount to."""
@@ -98,7 +115,7 @@ class HonestErrors:
             compared = output.compared()
             for call, comparison in compared:
                 if not comparison.passed:
-                    return Errors(fault=f"`{name}` {call}: {comparison.reason}")
+                    return Errors(fault=f"`{name}` {call}: {comparison.reason}", call=call)
             typical, allowed = output.typical()
             if len(compared) >= _ENOUGH and not typical <= allowed:
                 fault = (
@@ -109,7 +126,7 @@ class HonestErrors:
             most = max((comparison for _, comparison in compared), key=_share)
             figures[name] = {**most.figures, "typical": typical, "typical_budget": allowed}
             worst = most if worst is None else max(worst, most, key=_share)
-            if output.largest() >= 1:
+            if max(output.largest(call) for call, _ in compared) >= 1:
                 powerless = (
                     f"honest runs of `{name}` are off by half of its largest value: no fault "
                     "could be told from rounding"
@@ -119,20 +136,29 @@ class HonestErrors:
 
 @dataclass(frozen=True)
 class _Output:
-    """Of one output, over all calls: of the graph, and of each kind of honest run."""
+    """Of one output, over all calls: of the graph, and of each kind of honest run.
 
+    Those of `again` are of single calls, by name.
+    """
+
+    dtype: np.dtype[Any]
     graph: list[tuple[str, Deviation]] = field(default_factory=list)
     honest: dict[str, list[Deviation]] = field(default_factory=lambda: defaultdict(list))
+    again: dict[str, list[Deviation]] = field(default_factory=lambda: defaultdict(list))
 
-    def largest(self) -> float:
+    def largest(self, call: str = "") -> float:
         """What `judge` takes as the error of an honest run, in parts of the largest value."""
-        runs = [run for kind in self.honest.values() for run in kind if not run.fault]
-        return _LARGEST * max((run.relative(run.max_abs) for run in runs), default=0.0)
+        runs = [run for kind in self.honest.values() for run in kind]
+        runs += self.again.get(call, [])
+        right = [run.relative(run.max_abs) for run in runs if not run.fault]
+        return _LARGEST * max(right, default=0.0)
 
     def compared(self) -> list[tuple[str, Comparison]]:
         """Every call against the largest error of an honest run in any."""
-        largest = self.largest()
-        return [(call, judge(run, largest * (run.magnitude or 1.0))) for call, run in self.graph]
+        return [
+            (call, judge(run, self.largest(call) * (run.magnitude or 1.0)))
+            for call, run in self.graph
+        ]
 
     def typical(self) -> tuple[float, float]:
         """The median root mean square error of the graph, and its budget, in the same parts."""
@@ -140,6 +166,12 @@ class _Output:
         honest = max((_typical(runs) for runs in self.honest.values()), default=0.0)
         unit = max(run.relative(run.ulp) for _, run in self.graph)
         return found, _TYPICAL * honest + _TYPICAL_BAND_ULP * unit
+
+
+def _as(run: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A run that is rounded at random is a float64 array of the graph's dtype."""
+    with np.errstate(over="ignore"):
+        return run.astype(dtype)
 
 
 def _typical(runs: Sequence[Deviation]) -> float:

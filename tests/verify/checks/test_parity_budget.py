@@ -80,6 +80,40 @@ def test_samples_show_what_a_lucky_baseline_hides(trial: Trial, tmp_path: Path) 
     assert check.passed is True, check.detail
 
 
+@pytest.mark.parametrize(("factor", "result"), [(1.0, True), (1.01, False)])
+def test_a_call_that_is_worse_conditioned_is_looked_at_again(
+    tmp_path: Path, factor: float, result: bool
+) -> None:
+    """33 tokens have no sample and go over 1,000, others over nothing; a fault is still one."""
+
+    def at_33(path: Path, factor: float) -> Path:
+        model = onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["" : 18]>
+            detour (float[batch, tokens, 4] x) => (float[batch, tokens, 4] y)
+            <int64[1] at = {{33}}, float[1] none = {{0.0}}, float[1] far = {{1000.0}},
+             float[1] one = {{1.0}}, float[1] factor = {{{factor}}}> {{
+                size = Shape <start = 1, end = 2> (x)
+                here = Equal (size, at)
+                way = Where (here, far, none)
+                up = Add (x, way)
+                down = Sub (up, way)
+                times = Where (here, factor, one)
+                y = Mul (down, times)
+            }}
+        """)
+        onnx.save(model, path)
+        return path
+
+    (subject,) = read_subjects(at_33(tmp_path / "m.onnx", factor))
+    wide = GraphRun(at_33(tmp_path / "right.onnx", 1.0), wide=True)
+    yardstick = Yardstick(oracle=right, baseline=right, rounded=wide.rounded)
+    with subject.open(Provider.CPU) as session:
+        trial = Trial(session=session, feeder=subject.interface.feeder, lengths=LENGTHS)
+        check = passed(trial, yardstick)
+    assert check.passed is result, check.detail
+    assert result or "tokens=33" in check.detail
+
+
 def test_a_fault_of_all_values_is_found_below_the_largest_error(tmp_path: Path) -> None:
     """5e-5 of each value is less than the largest honest error, but not in the mean of many."""
     (subject,) = read_subjects(graph(tmp_path / "wrong.onnx", 1 + 5e-5))
