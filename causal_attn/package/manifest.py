@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from causal_attn.errors import PackageError
@@ -106,6 +107,12 @@ def read_manifest(root: Path) -> Manifest:
     """
     if not os.path.isdir(root):
         raise PackageError(f"A package must be a folder with a {MANIFEST}, got {str(root)!r}.")
+    if not os.path.lexists(root / MANIFEST) and os.path.isfile(root / "config.json"):
+        raise PackageError(
+            f"A package must be a folder with a {MANIFEST}, got {str(root)!r}, a model of "
+            "transformers (config.json). Export it first: "
+            f"causal-attn export {quote(str(root))} -o OUT"
+        )
     file = confined_file(root, root, MANIFEST, "A package")
     values = _object(parse_json(read_text(file, MANIFEST), MANIFEST), MANIFEST)
     strict = _minor(values.get("schema_version")) == 0

@@ -194,6 +194,15 @@ def test_schema_versions(package: Package, version: str | int) -> None:
     assert read_package(package.root) == package
 
 
+def test_a_folder_of_transformers_must_be_exported_first(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(PackageError, match="a model of transformers") as caught:
+        read_package(folder)
+    assert str(caught.value).endswith(f"causal-attn export '{folder}' -o OUT")
+
+
 def test_a_later_minor_version_may_have_more_fields(package: Package) -> None:
     path = package.root / "manifest.json"
     manifest = json.loads(path.read_text()) | {"schema_version": "1.1", "news": 1}
