@@ -134,7 +134,9 @@ def require_ids(ids: Sequence[int], vocabulary: int, name: str = "ids") -> list[
             "`Text.encode`."
         )
     for token in ids:
-        if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
+        # True is an int to Python, and a mistake where a token belongs.
+        number = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not number or not 0 <= token < vocabulary:
             raise InputError(
                 f"`{name}` must be tokens from 0 to {vocabulary - 1}, got {shown(token)}."
             )

@@ -305,6 +305,7 @@ def test_a_call_that_fails_changes_nothing(generator: Generator) -> None:
         ({"prompt": [VOCABULARY]}, "from 0 to 22"),
         ({"prompt": [-1]}, "from 0 to 22"),
         ({"prompt": [1.5]}, "from 0 to 22"),
+        ({"prompt": [True]}, "`prompt` must be tokens from 0 to 22, got True"),
         ({"prompt": None}, "at least one token"),
         ({"prompt": "text"}, "without a tokenizer"),
         ({"stop": "x"}, "without a tokenizer"),
