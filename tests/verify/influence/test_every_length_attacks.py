@@ -82,6 +82,12 @@ def counted_in_64_bits(b: Builder, x: str) -> str:
     return attention(b, x, b("LessOrEqual", column, row))
 
 
+def quotient_in_64_bits(b: Builder, p: Places) -> str:
+    """Far more than there are positions, and 2**63 once it is multiplied: from 512 tokens on."""
+    quotient = p.op("Div", p.op("Mul", p.length, 1 << 36), 4)
+    return p.op("Less", p.op("Mul", quotient, 1 << 20), 0)
+
+
 def nan_as_true(b: Builder, x: str) -> str:
     p = Places(b, x)
     visible = p.op("And", p.causal, b("Not", p.op("Equal", p.row, 300)))
@@ -195,6 +201,7 @@ ATTACKS: dict[str, ModelProto] = {
     ),
     "a count in 32 bits": model_of(counted_in_32_bits),
     "places counted in steps that 64 bits do not hold": model_of(counted_in_64_bits),
+    "a quotient multiplied beyond 64 bits": model_of(opened_late(quotient_in_64_bits)),
     "a sigmoid cut to a whole number": model_of(divided(cut_sigmoid)),
     "a sum over nothing": model_of(divided(sum_over_nothing)),
     "an exponential of the length": model_of(

@@ -26,7 +26,7 @@ from causal_attn.verify.influence.every.mapped import (
     sign_of,
 )
 from causal_attn.verify.influence.every.mapping import negative
-from causal_attn.verify.influence.every.run import Call, Run, rule, silent
+from causal_attn.verify.influence.every.run import LONGEST, Call, Run, rule, silent
 from causal_attn.verify.influence.every.symbolic import (
     LOW,
     Cases,
@@ -146,7 +146,12 @@ def _quotient(run: Run, one: Affine | float, other: Affine | float) -> Number:
     # Rounded towards zero in ONNX: the same as down only from zero on.
     if divisor is None or divisor < 1 or not run.at_most(Affine(), one):
         return None
-    return Affine(one.fixed // divisor) if one.fixed is not None else run.quotient(one, divisor)
+    if one.fixed is not None:
+        return Affine(one.fixed // divisor)
+    # What is asked of numbers of a dtype takes every variable to be a number of positions.
+    if not run.at_most(one, Affine(LONGEST).times(divisor)):
+        return None
+    return run.quotient(one, divisor)
 
 
 @rule("Mod")

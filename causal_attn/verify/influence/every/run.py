@@ -115,7 +115,7 @@ class Run:
         return index, inside
 
     def quotient(self, number: Affine, divisor: int) -> Affine:
-        """The quotient of `number` by a positive `divisor`, rounded down."""
+        """The quotient of `number` by a positive `divisor`, rounded down: at most `LONGEST`."""
         key = number, divisor
         if key not in self._quotients:
             self._quotients[key] = made = self.fresh()
