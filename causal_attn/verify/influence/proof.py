@@ -99,9 +99,10 @@ def _other_lengths(
     found: EveryLength, verdict: Verdict, largest: float | None, bound: float | None
 ) -> str:
     """Why the graph may not be causal at lengths that were not examined; empty: it is."""
-    if not found.finite or verdict is Verdict.CONDITIONAL:
+    if not found.finite:
         return found.reason
-    if largest is None or bound is None or largest > bound * _FAR_BELOW:
+    small = largest is not None and bound is not None and largest <= bound * _FAR_BELOW
+    if verdict is Verdict.CAUSAL and not small:
         return "its scores are not far below the numbers that its masks add"
     return "scores may grow with the length, up to where masks hide nothing" * found.grows
 

@@ -324,6 +324,9 @@ def test_scores_that_grow_with_the_length_do_not_stay_under_a_finite_mask() -> N
     mixed = b("MatMul", b("Softmax", b("Add", scores, bias), axis=-1), x)
     found = prove_every_length(ask(b.model({"y": mixed}), CLAIM, None), (0,))
     assert (found.reason, found.finite, found.grows) == ("", True, True)
+    proof = prove(b.model({"y": mixed}), CLAIM)
+    assert proof.verdict is Verdict.CONDITIONAL
+    assert "scores may grow with the length" in proof.other_lengths
 
 
 RIGHT_MASKS: dict[str, Mask] = {
