@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from causal_attn.attention.operator import AsOp
 from causal_attn.errors import CaptureError
 from causal_attn.export.capture.causal_bias import biases_as_masks
+from causal_attn.export.capture.einx_sizes import einx_sizes
 from causal_attn.export.capture.encoder_masks import masks_as_given
 from causal_attn.export.capture.fixed_lengths import noting_fixed_lengths
 from causal_attn.export.capture.flex_attention import flex_as_masks
@@ -130,6 +131,7 @@ def _tracing(target: Target, log: ExportLog, *, oblivious: bool) -> Iterator[Non
         TrianglesAsMasks(),
         biases_as_masks(),
         symbolic_len(),
+        einx_sizes(),
         hashed_sizes(),
         WholeSteps(),
         DataAsDetached(),
