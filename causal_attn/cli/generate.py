@@ -26,7 +26,9 @@ class SamplingFlags:
     """How tokens are chosen; what is left out is the model's own default."""
 
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest.")] = None
-    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Only so many of the likeliest; 0: all.")] = (
+        None
+    )
     top_p: Annotated[float | None, typer.Option(help="Only the likeliest of this share.")] = None
     min_p: Annotated[
         float | None, typer.Option(help="Only those of this share of the likeliest.")

@@ -19,19 +19,24 @@ from causal_attn.runtime.generate.sampling import Sampling
 
 __all__ = ["Defaults", "read_json"]
 
+TOP_K = 50
+"""What `transformers` samples from where neither the call nor the model's folder says."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
     """What `Generator.generate` does where it is not told otherwise.
 
     Attributes:
-        sampling: How tokens are chosen; greedy where the folder does not ask for sampling.
+        sampling: How tokens are chosen; greedy where the folder does not ask for sampling. A
+            call that samples does so among the 50 likeliest where neither it nor the folder has
+            ``top_k``, as `transformers` does.
         ends: Tokens that end a sequence.
         max_new_tokens: Most tokens that are generated; ``None``: until an end or the context.
         context: Most tokens of prompt and answer together; ``None``: any number.
     """
 
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = field(default_factory=lambda: Sampling(top_k=TOP_K))
     ends: frozenset[int] = frozenset()
     max_new_tokens: int | None = None
     context: int | None = None
@@ -77,11 +82,8 @@ def _sampling(values: dict[str, Any]) -> Sampling:
     given = {name: values[name] for name in names if values.get(name) is not None}
     if not values.get("do_sample"):
         given["temperature"] = 0.0
-    # The library writes 0 where it means all.
-    if given.get("top_k") == 0:
-        del given["top_k"]
     try:
-        return Sampling(**({"temperature": 1.0} | given))
+        return Sampling(**({"temperature": 1.0, "top_k": TOP_K} | given))
     except ValueError as error:
         raise PackageError(f"generation_config.json is wrong: {error}") from None
 

@@ -37,7 +37,7 @@ class Sampling:
 
     Attributes:
         temperature: >= 0, by which logits are divided; 0 is greedy.
-        top_k: Only the `top_k` largest logits and their equals, >= 1; ``None``: all.
+        top_k: Only the `top_k` largest logits and their equals, >= 0; 0 or ``None``: all.
         top_p: Only the most probable tokens that together have this share, in (0, 1]; at least
             one. Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         min_p: Only tokens with at least this share of the largest probability, in [0, 1]. Nguyen
@@ -71,10 +71,10 @@ class Sampling:
             _require(self.top_p, "top_p", "in (0, 1] or None", lambda value: 0 < value <= 1)
         if self.min_p is not None:
             _require(self.min_p, "min_p", "in [0, 1] or None", lambda value: 0 <= value <= 1)
-        for name, least in (("top_k", 1), ("seed", 0)):
+        for name in ("top_k", "seed"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise UsageError(f"`{name}` must be an integer >= {least} or None, got {value!r}.")
+            if value is not None and (type(value) is not int or value < 0):
+                raise UsageError(f"`{name}` must be an integer >= 0 or None, got {value!r}.")
 
     def with_options(self, options: SamplingOptions) -> Sampling:
         """These, with `options` in place of the same ones here.
@@ -136,7 +136,7 @@ class Sampler:
         # The largest becomes 0 first: a temperature near 0 overflows only what is far below it.
         with np.errstate(over="ignore"):
             scores = (scores - scores.max()) / options.temperature
-        if options.top_k is not None and options.top_k < len(scores):
+        if options.top_k and options.top_k < len(scores):
             least = np.partition(scores, -options.top_k)[-options.top_k]
             scores[scores < least] = -np.inf
         if options.top_p is not None and options.top_p < 1:

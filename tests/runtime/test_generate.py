@@ -315,7 +315,7 @@ def test_a_call_that_fails_changes_nothing(generator: Generator) -> None:
         ({"temperature": float("nan")}, "`temperature` must be >= 0"),
         ({"top_p": 0.0}, "`top_p` must be in"),
         ({"min_p": 2}, "`min_p` must be in"),
-        ({"top_k": 0}, "`top_k` must be an integer >= 1"),
+        ({"top_k": -1}, "`top_k` must be an integer >= 0"),
         ({"seed": -3}, "`seed` must be an integer >= 0"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be from 1e-100 to 1e100"),
         ({"warmth": 1}, "got \\['warmth'\\]"),
