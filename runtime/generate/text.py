@@ -27,21 +27,25 @@ class Text:
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer``.
-        template: A jinja program of messages, or ``None``.
+        template: A jinja program of messages, or several by name, of which ``default`` is taken,
+            and ``tool_use`` with tools, as in `transformers`; ``None``: none.
         special: Names that the template may use, as ``bos_token``.
     """
 
     def __init__(
-        self, tokenizer: Any, template: str | None = None, special: Mapping[str, str] | None = None
+        self,
+        tokenizer: Any,
+        template: str | Mapping[str, str] | None = None,
+        special: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._template = template
+        self._templates = {"default": template} if isinstance(template, str) else template or {}
         self._special = dict(special or {})
 
     @property
     def chats(self) -> bool:
         """Whether it has a chat template."""
-        return self._template is not None
+        return bool(self._templates)
 
     @classmethod
     def read(cls, folder: Path) -> Text | None:
@@ -73,7 +77,7 @@ class Text:
         }
         return cls(
             tokenizer,
-            _template(folder, config),
+            _templates(folder, config),
             {name: value for name, value in special.items() if isinstance(value, str)},
         )
 
@@ -121,18 +125,27 @@ class Text:
             raise UsageError(
                 f"`messages` must be a list of dicts with role and content, got {shown(messages)}."
             )
-        if self._template is None:
+        if not self._templates:
             raise UsageError(
                 "`messages` must go to a model with a chat template, got one without. Give text."
             )
+        tools = variables.get("tools") is not None and "tool_use" in self._templates
+        template = self._templates.get("tool_use" if tools else "default")
+        if template is None:
+            raise UsageError(
+                "`messages` must go to a model with a chat template named default, got "
+                f"{shown(sorted(self._templates))}. Name one so in tokenizer_config.json."
+            )
         # The template writes the special tokens itself.
-        return self.encode(self._rendered(messages, variables), special=False)
+        return self.encode(self._rendered(template, messages, variables), special=False)
 
     def pieces(self) -> Pieces:
         """The text of tokens as they come."""
         return Pieces(self.tokenizer)
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]], variables: dict[str, Any]) -> str:
+    def _rendered(
+        self, template: str, messages: Sequence[Mapping[str, str]], variables: dict[str, Any]
+    ) -> str:
         try:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -156,8 +169,7 @@ class Text:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         names = {"messages": list(messages), "add_generation_prompt": True, **self._special}
         try:
-            assert self._template is not None
-            return environment.from_string(self._template).render(names | variables)
+            return environment.from_string(template).render(names | variables)
         # A template may divide by zero or index what is not there, as any program.
         except Exception as error:
             raise UsageError(
@@ -198,9 +210,22 @@ class Pieces:
         return whole[len(self._said) :] if whole.startswith(self._said) else ""
 
 
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _templates(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     path = folder / "chat_template.jinja"
     if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
         return path.read_text(encoding="utf-8", errors="replace")
-    template = config.get("chat_template")
-    return template if isinstance(template, str) else None
+    found = config.get("chat_template")
+    if found is None or isinstance(found, str):
+        return found
+    named = isinstance(found, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("name"), str)
+        and isinstance(one.get("template"), str)
+        for one in found
+    )
+    if not named:
+        raise PackageError(
+            "`chat_template` of tokenizer_config.json must be a text or a list of objects with "
+            f"name and template, got {shown(found)}."
+        )
+    return {one["name"]: one["template"] for one in found}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from causal_attn.errors import PackageError, UsageError
 from causal_attn.runtime.generate.answer import Answer
@@ -71,6 +72,40 @@ def test_a_template_of_its_own_file_is_taken_first(tmp_path: Path) -> None:
     read = Text.read(tmp_path)
     assert read is not None
     assert read.decode(read.chat([])) == "new"
+
+
+def named(**templates: str) -> list[dict[str, str]]:
+    return [{"name": name, "template": template} for name, template in templates.items()]
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"name": "clock"}]])
+@pytest.mark.parametrize("templates", [{}, {"rag": "r"}, {"tool_use": "t"}], ids=str)
+def test_of_several_templates_the_librarys_is_taken(
+    tmp_path: Path, templates: dict[str, str], tools: Any
+) -> None:
+    several = named(default="d", **templates)
+    save_bytes_tokenizer(tmp_path, chat_template=several)
+    read = Text.read(tmp_path)
+    assert read is not None
+    assert read.chats
+    library = PreTrainedTokenizerFast(tokenizer_object=read.tokenizer, chat_template=several)
+    assert read.decode(read.chat([], tools=tools)) == library.get_chat_template(tools=tools)
+
+
+def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
+    save_bytes_tokenizer(tmp_path, chat_template=named(tool_use="t", rag="r"))
+    read = Text.read(tmp_path)
+    assert read is not None
+    assert read.decode(read.chat([], tools=[])) == "t"
+    with pytest.raises(UsageError, match=r"named default, got \['rag', 'tool_use'\]"):
+        read.chat([])
+
+
+@pytest.mark.parametrize("wrong", [3, ["x"], [{"name": "default"}], {"default": "d"}], ids=str)
+def test_templates_that_are_none_are_refused(tmp_path: Path, wrong: Any) -> None:
+    save_bytes_tokenizer(tmp_path, chat_template=wrong)
+    with pytest.raises(PackageError, match="`chat_template` of tokenizer_config"):
+        Text.read(tmp_path)
 
 
 @pytest.mark.parametrize(
