@@ -450,6 +450,12 @@ def test_behind_some_pasts_only() -> None:
 
     assert reason(cached(1), claim_of_cache())
     assert reason(cached(ring=True), claim_of_cache())
+
+    def counts_one_more_from_300(shape: tuple[int, ...], axis: int, past: int) -> Any:
+        return positions(shape, axis, past if past < 300 else past + 1)
+
+    known = {"mask": ones, "places": counts_one_more_from_300}
+    assert "follow no formula" in reason(cached(), claim_of_cache(known=known))
     known = {"mask": ones, "places": restarts_at_100}
     assert "follow no formula" in reason(cached(), claim_of_cache(known=known))
     listed = {"mask": ones, "places": np.arange(5)}

@@ -88,6 +88,65 @@ def quotient_in_64_bits(b: Builder, p: Places) -> str:
     return p.op("Less", p.op("Mul", quotient, 1 << 20), 0)
 
 
+def powered(b: Builder, p: Places, power: int) -> str:
+    length = result = p.cast(p.length, TensorProto.FLOAT)
+    for _ in range(power - 1):
+        result = b("Mul", result, length)
+    return result
+
+
+def multiplied_by_what_overflows(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    return attention(b, x, p.causal, b("Relu", b("Mul", x, powered(b, p, 15))))
+
+
+def added_up_until_it_overflows(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    total = p.cast(p.length, TensorProto.FLOAT)
+    for _ in range(120):
+        total = b("Add", total, total)
+    return attention(b, x, p.causal, b("Relu", b("Mul", x, total)))
+
+
+def summed_products(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    factor = powered(b, p, 1)
+    for _ in range(14):
+        row = b("Unsqueeze", factor, b.const([0], INT))
+        factor = b("ReduceSum", b("Mul", row, powered(b, p, 1)), b.const([0], INT), keepdims=0)
+    return attention(b, x, p.causal, b("Relu", b("Mul", x, factor)))
+
+
+def rotated(b: Builder, p: Places, x: str, cosine: str) -> str:
+    ends = [b.const([1], INT), b("Unsqueeze", p.length, b.const([0], INT)), b.const([2], INT)]
+    angles = b("Expand", cosine, b("Concat", *ends, axis=0))
+    return b("RotaryEmbedding", x, angles, angles, num_heads=1)
+
+
+def values_rotated_by_infinity(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    short = p.cast(p.op("LessOrEqual", p.length, 300), TensorProto.FLOAT)
+    value = rotated(b, p, x, b("Div", b.const(1.0, F), short))
+    return attention(b, x, p.causal, b("Relu", value))
+
+
+def finitely_masked(b: Builder, p: Places, x: str, query: str) -> str:
+    bias = b("Where", p.causal, b.const(0.0, F), b.const(-1e30, F))
+    weights = b("Softmax", b("Add", scores(b, query), bias), axis=-1)
+    return b("MatMul", weights, x)
+
+
+def scores_rotated_by_the_length(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    return finitely_masked(b, p, x, rotated(b, p, x, powered(b, p, 6)))
+
+
+def scores_with_a_gain_of_the_length(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    gain = b("Mul", b.const(np.ones(4), F), powered(b, p, 6))
+    return finitely_masked(b, p, x, b("LayerNormalization", x, gain, axis=-1))
+
+
 def nan_as_true(b: Builder, x: str) -> str:
     p = Places(b, x)
     visible = p.op("And", p.causal, b("Not", p.op("Equal", p.row, 300)))
@@ -202,6 +261,12 @@ ATTACKS: dict[str, ModelProto] = {
     "a count in 32 bits": model_of(counted_in_32_bits),
     "places counted in steps that 64 bits do not hold": model_of(counted_in_64_bits),
     "a quotient multiplied beyond 64 bits": model_of(opened_late(quotient_in_64_bits)),
+    "values times a power of the length": model_of(multiplied_by_what_overflows),
+    "values times a sum of lengths": model_of(added_up_until_it_overflows),
+    "values times sums of products of lengths": model_of(summed_products),
+    "values rotated by infinity": model_of(values_rotated_by_infinity, 23),
+    "scores rotated by the length": model_of(scores_rotated_by_the_length, 23),
+    "scores with a gain of the length": model_of(scores_with_a_gain_of_the_length),
     "a sigmoid cut to a whole number": model_of(divided(cut_sigmoid)),
     "a sum over nothing": model_of(divided(sum_over_nothing)),
     "an exponential of the length": model_of(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from causal_attn.verify.influence.every.affine import Affine, Condition, less
-from causal_attn.verify.influence.every.mapped import clean, lowered
+from causal_attn.verify.influence.every.mapped import clean, lowered, overflows, reach_of
 from causal_attn.verify.influence.every.mixing import softmax, summed
 from causal_attn.verify.influence.every.moving import appended
 from causal_attn.verify.influence.every.run import Call, Run, rule, silent
@@ -37,7 +37,16 @@ def _rotary(call: Call) -> list[Symbolic]:
         raise Unclear("its angles depend on the input")
     if any(factor.row is not None for factor in value.axes[-1]):
         raise Unclear("its features are rows")
-    return [replace(value, read=None, zero=None, hidden=None, low=None, sign=ANY)]
+    others = call.tensors()[1:]
+    sized = value.sized or any(item.sized for item in others)
+    call.run.grows |= sized and value.of_rows
+    reach = 1 + value.reach + max(reach_of(call.run, item) for item in others)
+    over = sized and overflows(reach, value.dtype)
+    return [replace(
+        value, read=None, zero=None, hidden=None, low=None, sign=ANY, convex=False,
+        sized=sized, reach=reach, tainted=value.tainted or any(item.tainted for item in others),
+        wild=over or any(item.wild for item in call.tensors()),
+    )]  # fmt: skip
 
 
 @rule("RotaryEmbedding", domain=MICROSOFT)
@@ -96,7 +105,9 @@ def _attention(call: Call) -> list[Symbolic]:
     run.grows |= any(item.sized for item in (query, key, value))
     axes = (query.axes[0], *([] if rows == 1 else [query.axes[1]]), attended, features)
     wild = any(item.wild for item in (query, key, value, scores))
-    attention = Symbolic(axes, query.dtype, wild=wild, tainted=value.tainted)
+    attention = Symbolic(
+        axes, query.dtype, wild=wild, tainted=value.tainted, sized=value.sized, reach=value.reach
+    )
     return [attention, key, value][: len(call.node.outputs)]
 
 
@@ -109,8 +120,10 @@ def _scores(query: Symbolic, key: Symbolic, rows: int) -> Symbolic:
         raise Unclear("its features or heads are rows")
     if any(len(axis) > 1 for axis in axes):
         raise Unclear("its rows are of several heads")
+    # Heads have fewer features than there are places.
+    over = (query.sized or key.sized) and overflows(query.reach + key.reach + 24, query.dtype)
     return Symbolic(
-        ((), (), *axes), query.dtype, wild=query.wild or key.wild,
+        ((), (), *axes), query.dtype, wild=query.wild or key.wild or over,
         tainted=query.tainted or key.tainted,
     )  # fmt: skip
 

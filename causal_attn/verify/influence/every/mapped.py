@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = [
     "lowered",
     "mapped",
     "only",
+    "overflows",
+    "reach_of",
     "reader",
     "sign_of",
 ]
@@ -54,18 +57,50 @@ def mapped(
     same, axes = run.broadcast(values)
     sized = any(value.sized or _varies(run, value) for value in same)
     signs = [sign_of(run, value) for value in same]
+    reach = _reach_of_result(run, op, same)
     low = lowered(run, same) and op not in _KEEPS_LOW and dtype is not bool
     result = Symbolic(
         axes,
         np.dtype(dtype or values[0].dtype),
         sized=sized and op not in _BOUNDED,
+        reach=reach if op not in _BOUNDED and (sized or not any(v.of_rows for v in same)) else 0.0,
         tainted=low or not all(clean(run, value) for value in same),
-        wild=any(value.wild for value in same) or _leaves_numbers(call, same, signs),
+        wild=any(value.wild for value in same)
+        or _leaves_numbers(call, same, signs)
+        or (sized and overflows(reach, np.dtype(values[0].dtype))),
         sign=_result_sign(call, same, signs),
     )
     if sized and result.of_rows:
         run.grows = True
     return same, result
+
+
+def _reach_of_result(run: Run, op: str, values: Sequence[Symbolic]) -> float:
+    reaches = [reach_of(run, value) for value in values]
+    if op in ("Mul", "Div", "Pow", "Mod", "PRelu"):
+        return sum(reaches)
+    return float(np.logaddexp2.reduce(reaches))
+
+
+def reach_of(run: Run, value: Symbolic) -> float:
+    """Its `reach`, by its numbers where they are known; those of masks are not counted."""
+    numbers = run.seen(value)
+    if not numbers:
+        return value.reach
+    sizes = [0.0]
+    for number in numbers:
+        if isinstance(number, Affine):
+            most = sum(abs(n) for _, n in number.terms) * LONGEST + abs(number.constant)
+            sizes.append(math.log2(max(most, 1)))
+        elif LOW < number < np.inf and number:
+            sizes.append(abs(math.log2(abs(number))))
+    return max(sizes)
+
+
+def overflows(reach: float, dtype: np.dtype[Any]) -> bool:
+    """Whether data of a size that is common may leave the range of `dtype`, for the length."""
+    bits = np.finfo(dtype).maxexp if dtype.kind == "f" else 16 if "8" in dtype.name else 128
+    return dtype.kind not in "iub" and reach > 0.75 * bits
 
 
 def clean(run: Run, value: Symbolic) -> bool:

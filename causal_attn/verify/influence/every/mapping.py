@@ -14,6 +14,8 @@ from causal_attn.verify.influence.every.mapped import (
     Number,
     computed,
     mapped,
+    overflows,
+    reach_of,
 )
 from causal_attn.verify.influence.every.run import Call, rule
 from causal_attn.verify.influence.every.symbolic import (
@@ -96,9 +98,10 @@ def _cast(call: Call) -> list[Symbolic]:
             # Saturated, cut to a whole number, wrapped around.
             return [replace(result, zero=None, hidden=None, low=None, sign=ANY, tainted=True)]
         hidden = value.hidden
+        wild = value.wild or (value.sized and overflows(value.reach, dtype))
         tainted = value.tainted or (value.low is not None and not wide)
         low = value.low if wide else None
-        return [replace(result, low=low, hidden=hidden, tainted=tainted)]
+        return [replace(result, low=low, hidden=hidden, tainted=tainted, wild=wild)]
     if value.dtype.kind == "f" or "float" in value.dtype.name:
         if wide:
             return [computed(call.run, result, lambda number: number, [value])]
@@ -107,7 +110,10 @@ def _cast(call: Call) -> list[Symbolic]:
         return [computed(call.run, replace(result, read=None), lambda number: number, [value])]
     # As a float a number of places is exact up to some length only.
     made = computed(call.run, replace(result, read=None), _as_float, [value])
-    return [replace(made, sized=made.read is None)]
+    reach = reach_of(call.run, value) if value.read is not None else 63.0
+    sized = made.read is None
+    wild = sized and overflows(reach, dtype)
+    return [replace(made, sized=sized, reach=reach, wild=made.wild or wild)]
 
 
 def _as_float(number: Affine | float) -> Number:

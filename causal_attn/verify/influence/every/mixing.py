@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,9 +15,9 @@ from causal_attn.verify.influence.every.affine import (
     negated,
     settled,
 )
-from causal_attn.verify.influence.every.mapped import lowered, mapped
+from causal_attn.verify.influence.every.mapped import lowered, mapped, overflows, reach_of
 from causal_attn.verify.influence.every.regrouping import transposed
-from causal_attn.verify.influence.every.run import Call, Run, axis_of, rule, silent
+from causal_attn.verify.influence.every.run import LONGEST, Call, Run, axis_of, rule, silent
 from causal_attn.verify.influence.every.symbolic import (
     Axis,
     Factor,
@@ -105,7 +106,7 @@ def _softmax(call: Call) -> list[Symbolic]:
         raise Unclear("it is over several axes")
     weights = softmax(call.run, scores, axis)
     if call.node.op == "LogSoftmax":
-        weights = replace(weights, zero=None, convex=False, sign=ANY)
+        weights = replace(weights, zero=None, convex=False, sign=ANY, reach=scores.reach)
     return [weights]
 
 
@@ -187,11 +188,18 @@ def matmul(call: Call, one: Symbolic, other: Symbolic) -> Symbolic:
     if sized and product.of_rows:
         run.grows = True
     convex = one.convex and not other.sized
+    reach = reach_of(run, one) + reach_of(run, other) + (0 if convex else _bits(axes[rank - 2]))
     wide = summed(run, product, [rank - 2], one_of(marks), convex=convex)
     return Symbolic(
-        (*wide[: rank - 2], wide[rank - 1]), one.dtype, sized=sized,
-        tainted=_tainted(one) or _tainted(other), wild=one.wild or other.wild,
+        (*wide[: rank - 2], wide[rank - 1]), one.dtype, sized=sized, reach=reach if sized else 0.0,
+        tainted=_tainted(one) or _tainted(other),
+        wild=one.wild or other.wild or (sized and overflows(reach, one.dtype)),
     )  # fmt: skip
+
+
+def _bits(axis: Axis) -> float:
+    """How many bits a sum along `axis` has more than what it sums."""
+    return sum(math.log2(factor.size.fixed or LONGEST) for factor in axis)
 
 
 def _tainted(value: Symbolic) -> bool:
@@ -215,7 +223,13 @@ def _norm(call: Call) -> list[Symbolic]:
     _require_features(value, range(first, len(value.axes)))
     if any(item.of_rows for item in call.tensors()[1:]) or len(call.node.outputs) > 1:
         raise Unclear("its gain depends on the input")
-    return [Symbolic(value.axes, value.dtype, wild=any(item.wild for item in call.tensors()))]
+    gains = call.tensors()[1:]
+    sized = any(item.sized for item in gains)
+    call.run.grows |= sized
+    return [Symbolic(
+        value.axes, value.dtype, sized=sized, reach=max(reach_of(call.run, i) for i in gains),
+        tainted=any(map(_tainted, gains)), wild=any(item.wild for item in call.tensors()),
+    )]  # fmt: skip
 
 
 def _require_features(value: Symbolic, axes: Collection[int]) -> None:
@@ -253,7 +267,12 @@ def _reduce(call: Call) -> list[Symbolic]:
     empty = any(not run.at_most(one, f.size) for at in axes for f in value.axes[at])
     keep = call.attributes.get("keepdims", 1)
     kept = [() if at in axes else axis for at, axis in enumerate(made) if keep or at not in axes]
+    bits = sum(_bits(value.axes[at]) for at in axes)
+    own = reach_of(run, value)
+    reach = own * 2.0**bits if op == "ReduceProd" else 2 * own + bits
+    over = value.sized and overflows(reach, value.dtype)
     return [Symbolic(
-        tuple(kept), value.dtype, sized=value.sized, tainted=_tainted(value) and op != "ReduceMax",
-        wild=value.wild or empty, sign=value.sign if op in _SIGNED and not empty else ANY,
+        tuple(kept), value.dtype, sized=value.sized, reach=reach if value.sized else 0.0,
+        tainted=_tainted(value) and op != "ReduceMax",
+        wild=value.wild or empty or over, sign=value.sign if op in _SIGNED and not empty else ANY,
     )]  # fmt: skip

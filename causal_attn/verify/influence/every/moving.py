@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +96,7 @@ def appended(run: Run, one: Symbolic, other: Symbolic, axis: int) -> Symbolic:
     result = Symbolic(
         tuple(made), one.dtype, sized=one.sized or other.sized, wild=one.wild or other.wild,
         tainted=one.tainted or other.tainted, sign=min(one.sign, other.sign),
+        reach=max(one.reach, other.reach),
     )  # fmt: skip
     first_read, second_read = one.read, other.read
     if first_read is not None and second_read is not None:
@@ -274,7 +276,7 @@ def _gather_nd(call: Call) -> list[Symbolic]:
     axes = (*places.axes[:-1], *value.axes[count:])
     result = Symbolic(
         axes, value.dtype, sized=value.sized, tainted=value.tainted or value.low is not None,
-        wild=value.wild, sign=value.sign,
+        wild=value.wild, sign=value.sign, reach=value.reach,
     )  # fmt: skip
     # A mask without padding is the same wherever it is looked at.
     only = value.read(call.run.places(value)[0]) if value.read is not None else ()
@@ -326,6 +328,7 @@ def _cumsum(call: Call) -> list[Symbolic]:
         raise Unclear("it sums what comes later")
     at = flat(value.axes)[axis]
     result = replace(value, read=None, zero=None, hidden=None, low=None, convex=False, sized=True)
+    result = replace(result, reach=value.reach + math.log2(LONGEST))
     if value.of_rows:
         run.grows = True
     read = value.read

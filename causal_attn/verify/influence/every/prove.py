@@ -38,6 +38,10 @@ _FAR = 100_003
 """And one that no table of values has."""
 
 
+_HELD = 32.0
+"""Bits of a number of positions as a float, some times over."""
+
+
 @dataclass(frozen=True, slots=True)
 class EveryLength:
     """Whether a graph is causal at every length.
@@ -231,7 +235,8 @@ def _held(
     by_past = int(at(2, pasts[0] + 1)[0]) - start if len(sizes) > 1 else 0
     if not np.can_cast(np.int32, value.dtype):
         raise Unclear(f"input {name!r} has places of {value.dtype}")
-    for tokens, past in (*product(_SIZES, sizes), (_FAR, pasts[0])):
+    far = [(_FAR, pasts[0]), *([(2, _FAR)] if len(sizes) > 1 else [])]
+    for tokens, past in (*product(_SIZES, sizes), *far):
         seen = at(tokens, past)
         first = start + by_tokens * (tokens - 2) + by_past * (past - pasts[0])
         if not np.array_equal(seen, first + step * np.arange(len(seen))):
@@ -250,5 +255,5 @@ def _held(
         return ((Every(()), formula + place),)
 
     if value.dtype.kind not in "iub":
-        return replace(value, axes=bare, sized=bool(formula.terms or step))
+        return replace(value, axes=bare, sized=bool(formula.terms or step), reach=_HELD)
     return replace(value, axes=bare, read=read)

@@ -160,8 +160,12 @@ class Run:
         if array.dtype.kind == "f":
             odd = np.isnan(array).any() or np.isposinf(array).any()
             large = np.abs(array[np.isfinite(array)], dtype=np.float64).max(initial=0) > 1e6
+            sizes = np.abs(array[np.isfinite(array) & (array != 0)], dtype=np.float64)
             value = replace(
-                value, wild=bool(odd), tainted=bool(large and (array != array.flat[0]).any())
+                value,
+                reach=float(np.abs(np.log2(sizes)).max(initial=0)),
+                wild=bool(odd),
+                tainted=bool(large and (array != array.flat[0]).any()),
             )
         first = array.reshape(-1)[0]
         if (array == first).all():

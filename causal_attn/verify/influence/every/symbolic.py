@@ -96,6 +96,7 @@ class Symbolic:
         hidden: Where they are surely ``-inf``.
         low: Where a constant below `LOW` was added to data.
         sized: Numbers that differ with places or lengths are in it, so that its size may too.
+        reach: Of floats: within ``2**-reach`` and ``2**reach`` times data of size one.
         convex: Weights of a softmax.
         tainted: A constant as large as those of masks is in it, where `low` does not say so.
         wild: It may hold NaN or infinity while inputs are finite, at some length.
@@ -109,6 +110,7 @@ class Symbolic:
     hidden: Mark | None = None
     low: Mark | None = None
     sized: bool = False
+    reach: float = 0.0
     convex: bool = False
     tainted: bool = False
     wild: bool = False
