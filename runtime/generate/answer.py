@@ -21,7 +21,8 @@ class Options(SamplingOptions, total=False):
 
     Attributes:
         max_new_tokens: Most tokens of it, >= 1; ``None``: the model's default.
-        stop: Texts that end it; they are not part of it.
+        stop: Texts that end it; they are not part of it. One that is a special token of the
+            tokenizer ends it as that token in `ends` would.
         ends: Tokens that end it, ``()`` for none; ``None``: the model's own.
         logprobs: How many of the likeliest tokens come with each, >= 0; ``None``: none, and no
             `Token.logprob` either.

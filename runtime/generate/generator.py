@@ -146,14 +146,20 @@ class Generator:
         _require_count("logprobs", likeliest, 0)
         if stop and self.text is None:
             raise UsageError("`stop` must be left out without a tokenizer. Use `ends`.")
+        stops = Stops(stop)
+        ends = self.defaults.ends if ends is None else self._ends(ends)
+        if self.text is not None:
+            # Their text is left out of the answer, where no stop string would ever find it.
+            tokens = [self.text.special_token(one) for one in stops.strings]
+            ends |= {one for one in tokens if one is not None}
         ids = self._ids(prompt)
         return Request(
             ids,
             Sampler(self.defaults.sampling.with_options(given), ids),
             Answer(
                 text=self.text,
-                stops=Stops(stop),
-                ends=self.defaults.ends if ends is None else self._ends(ends),
+                stops=stops,
+                ends=ends,
                 limit=self.defaults.max_new_tokens if limit is None else limit,
                 likeliest=likeliest,
             ),

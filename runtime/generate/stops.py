@@ -22,6 +22,7 @@ class Stops:
         stops: One string or several, none of them empty.
 
     Attributes:
+        strings: All of them.
         hit: Whether one of them came.
 
     Raises:
@@ -34,7 +35,7 @@ class Stops:
             isinstance(one, str) and one for one in strings
         ):
             raise UsageError(f"`stop` must be texts that are not empty, got {shown(stops)}.")
-        self._stops = tuple(strings)
+        self.strings = tuple(strings)
         self._held = ""
         self.hit = False
 
@@ -43,11 +44,11 @@ class Stops:
         if self.hit:
             return ""
         text = self._held + text
-        found = [place for one in self._stops if (place := text.find(one)) >= 0]
+        found = [place for one in self.strings if (place := text.find(one)) >= 0]
         if found:
             self.hit, self._held = True, ""
             return text[: min(found)]
-        kept = max((_overlap(text, one) for one in self._stops), default=0)
+        kept = max((_overlap(text, one) for one in self.strings), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 

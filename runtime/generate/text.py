@@ -41,6 +41,11 @@ class Text:
         self.tokenizer = tokenizer
         self._templates = {"default": template} if isinstance(template, str) else template or {}
         self._special = dict(special or {})
+        self._special_tokens: dict[str, int] = {
+            token.content: number
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
 
     @property
     def chats(self) -> bool:
@@ -106,6 +111,10 @@ class Text:
         """The text of `ids`, special tokens left out."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def special_token(self, text: str) -> int | None:
+        """The special token that is written `text`, which `decode` leaves out; ``None``: none."""
+        return self._special_tokens.get(text)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **variables: Any) -> list[int]:
         """Tokens that ask the model for the next message of a conversation.

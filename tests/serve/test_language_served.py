@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from openai import APIStatusError, APITimeoutError, OpenAI
 from server_process import LETTERS, Server
+from tokenizers import Tokenizer
 
 from causal_attn.runtime.generate import Generator
+from causal_attn.runtime.generate.text import Text
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +106,20 @@ def test_a_stop_string_ends_it(client: OpenAI, generator: Generator) -> None:
     answer = client.completions.create(model="letters", prompt="cab", max_tokens=9, stop=stop)
     assert answer.choices[0].text == everything[: everything.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_stop_string_that_is_a_special_token_ends_it(generator: Generator) -> None:
+    assert generator.text is not None
+    tokenizer = Tokenizer.from_str(generator.text.tokenizer.to_str())
+    ids = [token.id for token in generator.generate("cab", max_new_tokens=9, ends=())]
+    word: Any = tokenizer.id_to_token(ids[3])
+    tokenizer.add_special_tokens([word])
+    special = Generator(generator.decoder.session, text=Text(tokenizer))
+    prompt = generator.text.encode("cab")
+    tokens = list(special.generate(prompt, max_new_tokens=9, ends=(), stop=word))
+    assert [token.id for token in tokens] == ids[: ids.index(ids[3]) + 1]
+    assert tokens[-1].finish == "stop"
+    assert word not in "".join(token.text for token in tokens)
 
 
 def test_log_probabilities_are_the_generators(client: OpenAI, generator: Generator) -> None:
