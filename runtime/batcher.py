@@ -138,7 +138,12 @@ class Batcher:
 
         Args:
             drain: Whether those that wait are answered first; else they end with `ClosedError`.
+
+        Raises:
+            UsageError: `drain` is neither True nor False; nothing was closed.
         """
+        if not isinstance(drain, bool):
+            raise UsageError(f"`drain` must be True or False, got {shown(drain)}.")
         with self._changed:
             self._closing = True
             self._abandoning = self._abandoning or not drain
