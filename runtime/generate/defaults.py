@@ -19,7 +19,7 @@ from causal_attn.runtime.generate.sampling import Sampling
 
 __all__ = ["Defaults", "read_json"]
 
-TOP_K = 50
+_TOP_K = 50
 """What `transformers` samples from where neither the call nor the model's folder says."""
 
 
@@ -36,7 +36,7 @@ class Defaults:
         context: Most tokens of prompt and answer together; ``None``: any number.
     """
 
-    sampling: Sampling = field(default_factory=lambda: Sampling(top_k=TOP_K))
+    sampling: Sampling = field(default_factory=lambda: Sampling(top_k=_TOP_K))
     ends: frozenset[int] = frozenset()
     max_new_tokens: int | None = None
     context: int | None = None
@@ -83,7 +83,7 @@ def _sampling(values: dict[str, Any]) -> Sampling:
     if not values.get("do_sample"):
         given["temperature"] = 0.0
     try:
-        return Sampling(**({"temperature": 1.0, "top_k": TOP_K} | given))
+        return Sampling(**({"temperature": 1.0, "top_k": _TOP_K} | given))
     except ValueError as error:
         raise PackageError(f"generation_config.json is wrong: {error}") from None
 

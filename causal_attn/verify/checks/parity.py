@@ -66,7 +66,10 @@ def check_parity(trial: Trial) -> Check | None:
     while found.call in calls and yardstick.rounded is not None:
         feeds = calls.pop(found.call)
         # Results of all calls of a language model would be gigabytes: they are computed anew.
-        want, honest = _runs(trial, yardstick, feeds, _SECOND_LOOK)
+        try:
+            want, honest = _runs(trial, yardstick, feeds, _SECOND_LOOK)
+        except CausalAttnError:
+            break
         errors.again(found.call, want, honest)
         found = errors.judged()
     if found.fault or found.worst is None:

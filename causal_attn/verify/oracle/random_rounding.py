@@ -68,8 +68,10 @@ class NodeRounding:
             if op_type == "MatMulNBits" and self._limits("").dtype == np.float32:
                 # Its sums are of term after term, see `causal_attn.verify.oracle.block_quantized`:
                 # shaken terms are off by a tenth of what that makes of 576 of them.
-                inputs = tuple(map(_narrow, inputs))
-            results = tuple(map(_wide, run(*inputs, **named)))
+                (product,) = run(*map(_narrow, inputs), **named)
+                results = (product.astype(np.float64),)
+            else:
+                results = run(*inputs, **named)
             if op_type == "CumSum":
                 # Every partial sum is rounded, and what comes after it is built on that.
                 (sums,) = results
@@ -146,11 +148,6 @@ def _blocks_at_random(
 
 def _narrow(value: Any) -> Any:
     return value.astype(np.float32) if _is_wide(value) else value
-
-
-def _wide(value: Any) -> Any:
-    is_narrow = isinstance(value, np.ndarray) and value.dtype == np.float32
-    return value.astype(np.float64) if is_narrow else value
 
 
 def _is_wide(value: Any) -> bool:
