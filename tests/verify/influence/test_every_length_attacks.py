@@ -117,6 +117,15 @@ def summed_products(b: Builder, x: str) -> str:
     return attention(b, x, p.causal, b("Relu", b("Mul", x, factor)))
 
 
+def multiplied_by_matrices(b: Builder, x: str) -> str:
+    p = Places(b, x)
+    matrix = b("Mul", b.const(np.ones((4, 4)), F), powered(b, p, 1))
+    value = x
+    for _ in range(15):
+        value = b("MatMul", value, matrix)
+    return attention(b, x, p.causal, value)
+
+
 def rotated(b: Builder, p: Places, x: str, cosine: str) -> str:
     ends = [b.const([1], INT), b("Unsqueeze", p.length, b.const([0], INT)), b.const([2], INT)]
     angles = b("Expand", cosine, b("Concat", *ends, axis=0))
@@ -264,6 +273,7 @@ ATTACKS: dict[str, ModelProto] = {
     "values times a power of the length": model_of(multiplied_by_what_overflows),
     "values times a sum of lengths": model_of(added_up_until_it_overflows),
     "values times sums of products of lengths": model_of(summed_products),
+    "values times matrices of the length": model_of(multiplied_by_matrices),
     "values rotated by infinity": model_of(values_rotated_by_infinity, 23),
     "scores rotated by the length": model_of(scores_rotated_by_the_length, 23),
     "scores with a gain of the length": model_of(scores_with_a_gain_of_the_length),
