@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +15,8 @@ from onnx import numpy_helper
 from causal_attn.package.certificate import Verdict
 from causal_attn.verify import verify
 from causal_attn.verify.checks.proof import PROOF
+from causal_attn.verify.interface import runnable
+from causal_attn.verify.interface.graph_lengths import GraphLengths
 from causal_attn.verify.report import VariantReport
 
 
@@ -111,3 +116,23 @@ def test_a_dim_whose_name_is_a_number_is_of_that_size(tmp_path: Path, masked: bo
     (found,) = verify(path, tokens_axis={"x": 1}).variants
     assert found.certificate.passed is masked
     assert found.visibility["y"].shape == (2, 2)
+
+
+def test_one_slow_moment_does_not_end_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two calls at a length, the first takes a second, the other a millisecond."""
+    # One call comes before: whether it runs at all.
+    took = cycle((0.001, 1.0))
+    clock = 0.0
+
+    def runs(*_: object) -> str:
+        nonlocal clock
+        clock += next(took)
+        return ""
+
+    monkeypatch.setattr(runnable, "_failure", runs)
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    interface: Any = SimpleNamespace(feeder=SimpleNamespace(pinned={}))
+    session: Any = None
+    reach, left = runnable.find_reach(session, interface, 5, GraphLengths(compared=(512,)))
+    assert reach > 512
+    assert not left

@@ -162,9 +162,17 @@ def find_reach(
         return _failure(session, interface, {TOKENS: length, BATCH: 1, PAST: past})
 
     def seconds(length: int) -> float:
-        """Of a call that runs; infinite for one that does not."""
-        started = time.monotonic()
-        return math.inf if fails(length) else time.monotonic() - started
+        """Of a call that runs, the faster of two: another process may have had the machine.
+
+        Infinite for one that does not run.
+        """
+        took = math.inf
+        for _ in range(2):
+            started = time.monotonic()
+            if fails(length):
+                return math.inf
+            took = min(took, time.monotonic() - started)
+        return took
 
     if why := fails(far):
         reach, why = _last(runs, far, why, fails)
